@@ -117,8 +117,8 @@ def measure_stall(folder: Path) -> None:
         lines.append(f"{1e3 * record['stall_s']:.1f} ms ({record['size_bytes'] / 1e9:.2f} GB, {record['outcome']})")
         time.sleep(1.0)
     jackline("stop", "one", folder=folder)
+    print(f"stall: first {lines[0]}; later {', '.join(lines[1:])}; targets 60 and 15 ms", flush=True)
     steps = [float(one) for one in re.findall(r" (\d+\.\d+) ms", log_of(folder))][5:]
-    print(f"stall: first {lines[0]}; later {', '.join(lines[1:])}; targets 60 and 15 ms")
     print(f"       steps of the loop: median {median(steps):.1f} ms, the six longest {sorted(steps)[-6:]}")
 
 
@@ -139,11 +139,11 @@ def measure_hook(folder: Path) -> None:
     plain = min(found["plain"][0], found["plain again"][0])
     armed = min(found["armed"][0], found["armed again"][0])
     memory = (found["armed"][1] - found["plain"][1]) / 1e6
-    print(f"hook: {armed - plain:.2f} us a step (target 5), {memory:.2f} MB (target 3)")
+    print(f"hook: {armed - plain:.2f} us a step (target 5), {memory:.2f} MB (target 3)", flush=True)
 
 
 def measure_equal(folder: Path) -> None:
-    words = ("1024" if IS_GPU else "64", "400", DEVICE)
+    words = ("1024", "4000", DEVICE) if IS_GPU else ("64", "400", DEVICE)
     (folder / "train.py").write_text(TRAINING)
     env = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     alone = subprocess.run([sys.executable, "train.py", *words], cwd=folder, capture_output=True, text=True, env=env)
@@ -154,11 +154,11 @@ def measure_equal(folder: Path) -> None:
     wait_for((folder / "runs/one/attempts/001/exit.json").exists, 120.0)
 
     def losses(text: str) -> list[str]:
-        return re.findall(r"step \d+ (\S+)", text)
+        return re.findall(r"step \d+ (-?0x\S+)", text)
 
     before, after = losses(alone.stdout), losses(log_of(folder))
     num_rescues = sum("stall_s" in json.dumps(one) for one in asked)
-    print(f"equal: {before == after} ({len(before)} losses, {len(after)} with {num_rescues} rescues)")
+    print(f"equal: {before == after} ({len(before)} losses, {len(after)} with {num_rescues} rescues)", flush=True)
 
 
 def measure_replay(folder: Path) -> None:
@@ -217,13 +217,13 @@ def measure_creep(folder: Path) -> None:
     began_s = time.monotonic()
     found = wait_for(lambda: re.search(r"GPU \d: .*a minute.*", log_of(folder)), 260.0)
     took_s = time.monotonic() - began_s
-    jackline("stop", "one", folder=folder)
-    text = found[0] if found else "nothing was told"
+    text = found[0] if found else f"nothing was told: {log_of(folder)[-500:]}"
     left = [json.loads(one) for one in (folder / "runs/one/events-supervisor.jsonl").read_text().splitlines()]
     ahead = [one["seconds_to_limit"] for one in left if one.get("event") == "memory"]
     minutes = ahead[0] / 60 if ahead else 0.0
     print(f"creep: told after {took_s:.0f} s, {minutes:.1f} min ahead (target 10); it leaks at train.py:{line}")
-    print(f"       {text}")
+    print(f"       {text}", flush=True)
+    jackline("stop", "one", folder=folder)
 
 
 PARTS = {

@@ -18,7 +18,9 @@ from torch import nn
 
 from jackline.checkpoint.rescue.live import CannotRescue, Scope, find_state
 from jackline.checkpoint.rescue.take import too_dear
+from jackline.cli.commands.run import wants_rescue
 from jackline.cli.rescue.patch import find_loop, loading_text, make_patch
+from jackline.errors import UsageError
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.rescue import RescueRecord, read_rescues, rescue_lines
 from jackline.supervisor.attempt.rescuing import next_interval_s
@@ -49,6 +51,18 @@ def test_a_script_that_is_stuck_on_a_lock_is_rescued(tmp_path: Path) -> None:
         cell.end()
 
 
+def test_a_rescue_is_the_default_unless_a_script_saves_or_nothing_is_put_into_it() -> None:
+    asked = {"rescue": None, "rescue_every": None, "no_inject": False}
+    assert wants_rescue(asked, saves_itself=False) and not wants_rescue(asked, saves_itself=True)
+    assert wants_rescue({**asked, "rescue": True}, saves_itself=True)
+    assert wants_rescue({**asked, "rescue_every": 600.0}, saves_itself=True)
+    assert not wants_rescue({**asked, "rescue": False}, saves_itself=False)
+    assert not wants_rescue({**asked, "no_inject": True}, saves_itself=False)
+    for wrong in ({"rescue": True, "no_inject": True}, {"rescue": False, "rescue_every": 600.0}):
+        with pytest.raises(UsageError):
+            wants_rescue({**asked, **wrong}, saves_itself=False)
+
+
 def test_a_rescue_between_steps_changes_no_loss(tmp_path: Path) -> None:
     """A GAN with two optimizers, asked in the middle: its losses equal those without Jackline."""
     plain = matrix.start("gan", tmp_path / "plain", "finish", is_armed=False)
@@ -71,7 +85,7 @@ def test_a_crash_under_supervision_is_rescued_said_and_can_be_loaded(tmp_path: P
     script = zoo.source_of("ema_dict")
     (tmp_path / "train.py").write_text(script)
     env = {**os.environ, "PYTHONPATH": str(Path(matrix.__file__).parent), "WAY": "exception", "TRUTH": str(tmp_path)}
-    line = [sys.executable, "-m", "jackline", "run", "--rescue", "--name", "a", "--", sys.executable, "train.py"]
+    line = [sys.executable, "-m", "jackline", "run", "--name", "a", "--", sys.executable, "train.py"]
     done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 1, done.stdout + done.stderr
     (record,) = read_rescues(AttemptDir(tmp_path / "runs/a/attempts/001"))

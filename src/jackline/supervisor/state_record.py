@@ -73,7 +73,7 @@ def progress_record(progress: Progress | None) -> records.ProgressRecord:
 
 
 def gpu_records(gpus: Iterable[GpuReading]) -> tuple[records.GpuRecord, ...]:
-    return tuple(records.GpuRecord(**asdict(gpu)) for gpu in gpus)
+    return tuple(records.GpuRecord(**{**asdict(gpu), "slowdown": gpu.slowdown or None}) for gpu in gpus)
 
 
 def other_user_records(gpus: tuple[GpuReading, ...], own_pids: Iterable[int]) -> tuple[records.GpuUserRecord, ...]:

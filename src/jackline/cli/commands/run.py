@@ -92,7 +92,9 @@ RESTARTS_ATTACHED = 10  # while checkpoints advance: an attached script resumes 
 @click.option("--all-ranks", is_flag=True, help="Show the output of every rank, not only of the first.")
 @quiet_after
 @stuck_after
-@click.option("--rescue", is_flag=True, help="Save the state of a script that does not: at a crash, a hang, a stop.")
+@click.option(
+    "--rescue/--no-rescue", default=None, help="Save the state of a script that does not, at its end; on by default."
+)
 @click.option("--rescue-every", type=SOME_TIME, help="Also this often in between: 10m.")
 @click.option("--no-inject", is_flag=True, help="Leave the Python interpreter alone.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGS]...")
@@ -252,6 +254,18 @@ def check_script(argv: list[str], folder: Path) -> None:
     raise UsageError(f"there is no file '{script}'", hint=hint)
 
 
+def wants_rescue(given: dict[str, Any], *, saves_itself: bool) -> bool:
+    """By default where it can work and the script is not known to save by itself."""
+    is_asked = given["rescue"] or given["rescue_every"]
+    if is_asked and given["no_inject"]:
+        raise UsageError("a rescue works from inside the process", hint="leave out --no-inject, or --rescue")
+    if given["rescue"] is False and given["rescue_every"]:
+        raise UsageError("--rescue-every asks for what --no-rescue forbids", hint="leave one of them out")
+    if given["rescue"] is None and not is_asked:
+        return not given["no_inject"] and not saves_itself
+    return bool(is_asked)
+
+
 def read_options(given: dict[str, Any]) -> SuperviseOptions:
     checkpoints, resume_arg = given["checkpoints"], given["resume_arg"]
     if given["resume_from"]:
@@ -262,9 +276,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         check_resume_arg(resume_arg)
     if resume_arg and not checkpoints:
         raise UsageError("--resume-arg needs --checkpoints", hint="--checkpoints 'out/checkpoint-*'")
-    rescues = bool(given["rescue"] or given["rescue_every"])
-    if rescues and given["no_inject"]:
-        raise UsageError("a rescue works from inside the process", hint="leave out --no-inject, or --rescue")
+    rescues = wants_rescue(given, saves_itself=bool(checkpoints))
     check_mirror(given["mirror"])
     restart = given["restart"]
     if restart is None:

@@ -76,7 +76,7 @@ def _ask(run: RunDir, wait_s: float, *, as_json: bool) -> int:
         raise JacklineError(
             f"no process of run '{run.name}' can be asked for its state",
             detail="A process can be asked after its first step of a torch optimizer, if it was started by\n"
-            "`jackline run --rescue`, on Python 3.11 or newer.",
+            "`jackline run` without --no-rescue, --no-inject and --checkpoints, on Python 3.11 or newer.",
             hint=f"`jackline why {run.name}` tells what it is doing",
         )
     records = _wait(attempt, {pid: question or "" for pid, question in asked.items()}, wait_s)

@@ -82,6 +82,8 @@ class GpuRecord:
     processes: tuple[dict[str, Any], ...] = ()
     power_limit_w: float | None = None
     is_ours: bool | None = left_out()
+    clock_share: float | None = left_out()
+    slowdown: str | None = left_out()
 
 
 @dataclass(frozen=True)

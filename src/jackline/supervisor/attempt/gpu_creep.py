@@ -30,7 +30,7 @@ Point = tuple[float, int]
 Line = tuple[str, int, str]
 
 EVERY_S = 5.0
-JUDGED_EVERY_S = 20.0
+JUDGED_EVERY_S = 10.0
 KEPT_S = 6 * 3600.0
 WINDOWS_S = (120.0, 240.0, 480.0, 960.0, 1920.0, 3840.0, 7680.0, 15360.0)
 LEAST_GROWN_BYTES = 24 << 20  # the allocator takes 20 MiB at a time
@@ -38,8 +38,8 @@ LEAST_RISES = 4
 LEAST_SHARE = 0.4  # of the mean growth that every part of the window must show
 BELIEVED = 20.0  # a growth seen for a minute says something about twenty
 WARN_BELOW_S = (float("inf"), 3600.0, 600.0)
-LOOK_EVERY_S = 20.0
-NUM_LOOKS = 4
+LOOK_EVERY_S = 8.0
+NUM_LOOKS = 5
 _PARTS = 5
 _MOST_BYTES = 1 << 20
 
@@ -126,12 +126,11 @@ class GpuCreep:
         self._level = 0
 
     def poll(self, now_s: float, gpus: Sequence[GpuReading], pids: Sequence[int]) -> None:
-        if now_s - self._read_s < EVERY_S:
-            return
-        self._read_s = now_s
-        for gpu in gpus:
-            if gpu.is_ours and gpu.total_bytes:
-                self._add(now_s, gpu, pids)
+        if now_s - self._read_s >= EVERY_S:
+            self._read_s = now_s
+            for gpu in gpus:
+                if gpu.is_ours and gpu.total_bytes:
+                    self._add(now_s, gpu, pids)
         if now_s - self._judged_s >= JUDGED_EVERY_S:
             self._judged_s = now_s
             creeps = [found for gpu in gpus if gpu.is_ours and (found := self._find(gpu))]

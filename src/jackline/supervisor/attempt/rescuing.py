@@ -146,8 +146,8 @@ class Rescuing:
         return [read_rescue(self._attempt, pid) for pid in self._asked]
 
     def _tell(self, record: RescueRecord) -> None:
-        if not record.is_there:
-            return
+        if not record.is_there or (record.outcome == "refused" and record.why.startswith("this is rank")):
+            return  # rank 0 rescues what all ranks share
         self._stall_s = max(self._stall_s, record.stall_s or 0.0)
         lines = rescue_lines(record)
         if record.is_saved and record.cause != "every":
