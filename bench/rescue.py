@@ -143,7 +143,7 @@ def measure_hook(folder: Path) -> None:
 
 
 def measure_equal(folder: Path) -> None:
-    words = ("1024", "4000", DEVICE) if IS_GPU else ("64", "400", DEVICE)
+    words = ("1024", "2000", DEVICE) if IS_GPU else ("64", "400", DEVICE)
     (folder / "train.py").write_text(TRAINING)
     env = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     alone = subprocess.run([sys.executable, "train.py", *words], cwd=folder, capture_output=True, text=True, env=env)
@@ -196,7 +196,7 @@ def measure_replay(folder: Path) -> None:
     watched.replay, always.replay = Replay(10**9, told.append), Replay(1, told.append)
     for safe in (plain, watched, always):
         step_s(safe, 1, 3)
-    rounds = [[step_s(safe, 10, 12) for safe in (plain, watched, always)] for _ in range(5)]
+    rounds = [[step_s(safe, 10, 6) for safe in (plain, watched, always)] for _ in range(3)]
     without, with_it, each = (median(one[n] for one in rounds) for n in range(3))
     share = 100 * ((with_it - without) + (each - with_it) / 1000) / without
     print(
