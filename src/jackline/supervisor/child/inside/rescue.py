@@ -116,9 +116,8 @@ def _stand_by():
         _now.excepthook, sys.excepthook = sys.excepthook, _on_exception
         os.register_at_fork(after_in_child=_forget)
     try:
-        # A rank in a collective would not leave it for a handler of Python's: its launcher would wait in vain.
-        is_rank = os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
-        if not is_rank and _signal.getsignal(_signal.SIGTERM) == _signal.SIG_DFL:
+        is_alone = os.environ.get("WORLD_SIZE", "1") in ("", "0", "1")  # no collective that a handler waits for
+        if is_alone and _signal.getsignal(_signal.SIGTERM) == _signal.SIG_DFL:
             _signal.signal(_signal.SIGTERM, _on_sigterm)
     except ValueError:  # not the main thread: SIGTERM ends it as before
         pass
