@@ -250,9 +250,8 @@ def _on_exception(kind, value, trace):
             cause = "oom" if kind.__name__ == "OutOfMemoryError" else cause
             _rescue_at_end(cause, _traced(trace), f"{kind.__name__} came")
             try:
-                if (
-                    cause == "interrupt"
-                ):  # Python ends by SIGINT if the text it ran last did, and a rescue runs others
+                # Python ends by SIGINT if the text it ran last did, and a rescue runs others.
+                if cause == "interrupt":
                     exec("raise KeyboardInterrupt")
             except KeyboardInterrupt:
                 pass
