@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from jackline import accelerator
 from jackline.cli.commands.train import with_ranks
 from jackline.errors import UsageError
-from jackline.trainer.startup.parallel import rank, share_of, world_size
+from jackline.trainer.startup.parallel import local_device, rank, share_of, world_size
 from tests.deadline import HANGS_S
 
 TRAINER = ["python", "-m", "jackline.trainer"]
@@ -38,8 +40,14 @@ def test_torchrun_starts_the_ranks() -> None:
         *("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
         *("-m", "jackline.trainer"),
     ]
-    far = with_ranks(TRAINER, asked(nproc=8, nnodes="1:4", rdzv="host:29500"))
-    assert {"--nnodes=1:4", "--rdzv-endpoint=host:29500", "--nproc-per-node=8"} <= set(far)
+    far = with_ranks(TRAINER, asked(nproc=8, nnodes="1:4", rdzv="192.0.2.1:29500"))
+    assert {"--nnodes=1:4", "--rdzv-endpoint=192.0.2.1:29500", "--nproc-per-node=8"} <= set(far)
+    assert "--rdzv-conf=is_host=1" in with_ranks(TRAINER, asked(nnodes="2", rdzv="127.0.0.1:1"))
+    assert "--rdzv-conf=is_host=0" in with_ranks(TRAINER, asked(nnodes="2", rdzv="192.0.2.1:1"))  # of no machine
+    assert "--max-restarts=10" in far  # the ranks that are left begin again
+    assert not any(
+        word.startswith("--max-restarts") for word in with_ranks(TRAINER, asked(nnodes="2", rdzv="127.0.0.1:1"))
+    )
     with pytest.raises(UsageError, match="--nnodes needs a place to meet"):
         with_ranks(TRAINER, asked(nnodes="2"))
 
@@ -55,6 +63,15 @@ def test_the_shares_of_all_ranks_are_the_batch(monkeypatch: pytest.MonkeyPatch) 
     assert np.concatenate(shares).tolist() == rows.tolist()
     monkeypatch.delenv("WORLD_SIZE")
     assert (rank(), share_of(rows).tolist()) == (0, rows.tolist())
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(word, value)
+    monkeypatch.setattr(accelerator, "is_gpu", lambda device: True)
+    monkeypatch.setattr(accelerator, "count", lambda: 1)
+    with pytest.raises(UsageError, match="rank 1 would use GPU 1, and this machine has 1"):
+        local_device(torch.device("cuda"))
 
 
 def begin(work: Path, name: str, *words: str) -> subprocess.Popen[str]:

@@ -114,6 +114,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def job_file(self) -> Path:
+        """Only in a job of several machines: which folder has its checkpoints."""
+        return self.path / "job.json"
+
+    @property
     def skipped_file(self) -> Path:
         """Only after `resume --skip-batches`: batches that are left out."""
         return self.path / "skipped-batches.json"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -151,13 +152,12 @@ def settings_for(ranks: Ranks, settings: Settings) -> Settings:
 
 def find_shared_home(ranks: Ranks | None, settings: Settings) -> Home:
     """Rank 0 finds or creates the run; the others are guests in it and write neither its start nor its end."""
-    if ranks is None:
-        return find_home(settings)
-    home = find_home(settings) if ranks.is_first else None
-    told = ranks.from_first(json.dumps({"path": str(home.run.path), "is_old": home.is_old}) if home else "")
-    if home is not None:
+    if ranks is None or ranks.is_first:
+        home = find_home(settings)
+        if ranks is not None:
+            ranks.from_first(json.dumps({"path": str(home.run.path), "is_old": home.is_old}))
         return home
-    found = json.loads(told)
+    found = json.loads(ranks.from_first(""))
     return Home(RunDir(Path(found["path"])), None, is_supervised=True, is_old=bool(found["is_old"]))
 
 
@@ -186,7 +186,8 @@ def require_same_program(ranks: Ranks | None, fingerprint: Mapping[str, Any], pl
     """Refuse ranks that train different models, settings or code: what they exchange would be nonsense."""
     if ranks is None:
         return
-    argv = [word for word in fingerprint["arguments"]["argv"] if not _is_rank_argument(word)]
+    own = os.environ.get("JACKLINE_RUN_DIR")  # each machine of a job has a run of its own
+    argv = [word for word in fingerprint["arguments"]["argv"] if not _is_rank_argument(word) and word != own]
     told = {
         _CODE: fingerprint["code"],
         "the arguments of": {"argv": argv},

@@ -44,6 +44,7 @@ class SuperviseOptions:
     rows: int = 24
     start_from: str | None = None  # `resume --from PATH`: only for the next attempt
     from_scratch: bool = False  # `resume --from-scratch`: likewise
+    job: str = ""  # of several machines: the folder that all of them see, for its checkpoints
     typed: str = ""  # the command line after `jackline`; only for `jackline train`, whose trainer prints it
 
     def for_session(self, is_attached: bool) -> SuperviseOptions:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jackline.checkpoint.place import join_job
 from jackline.diagnosis.deaths.evidence import SentSignal
 from jackline.errors import JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
@@ -152,6 +153,7 @@ class Supervisor:
             raise JacklineError(f"cannot write to {self.run.path}: {why}", hint=_MAKE_ROOM) from None
         reserve_records(self.run, attempt, is_supervised=True)
         make_reserve(attempt.reserve, RESERVE_BYTES)
+        join_job(self.run, options.job)
         try:
             command = start_command(
                 attempt,

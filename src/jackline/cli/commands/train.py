@@ -7,7 +7,9 @@ process of its own, because recipes may import torch and a user's own file may i
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -106,8 +108,9 @@ class RepeatedCommand(click.Command):
 @click.option(
     "--nproc", type=click.IntRange(min=1), help="Ranks on this machine, started by torchrun: one for each GPU."
 )
-@click.option("--nnodes", help="Machines, each started with a --name of its own; needs --rdzv. Passed to torchrun.")
+@click.option("--nnodes", help="Machines of the job: 2, or 1:4 for as many as are there; needs --rdzv.")
 @click.option("--rdzv", metavar="HOST:PORT", help="Where the machines of one training meet.")
+@click.option("--node", help="Name of this machine in the job; default: its host name.")
 def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_help: bool, **given: Any) -> None:
     """Train RECIPE, or one of your own: a file with a class of jackline.Recipe.
 
@@ -133,6 +136,8 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
         sys.exit(run_child([*trainer, "--help-settings", recipe, *settings]))
     if is_shown:
         sys.exit(run_child([*trainer, "--show", recipe, *settings]))
+    node = given.pop("node") or ""
+    is_job = given["rdzv"] is not None
     launcher = with_ranks(trainer, given)
     found = resolve(trainer, recipe, settings)
     require(f"recipe '{recipe}'", "train", TRAINING)
@@ -145,6 +150,10 @@ def command(recipe: str | None, settings: tuple[str, ...], is_shown: bool, is_he
         disk_budget=config["disk_budget"] or None,
         typed=without_secrets(click.get_current_context().meta[_TYPED]),
     )
+    if is_job:
+        base = given["name"] or default_name([recipe], found["identity"])
+        given["name"] = f"{base}-{node or node_name()}"
+        options = replace(options, job=str(runs_folder(given["runs_dir"]).absolute() / f"{base}.job"))
     words = with_full_mirror(settings, config["mirror"])
     if has_secrets(config["mirror"] or ""):
         # A command line can be read by every user, and run.json is copied: the trainer gets it in its environment.
@@ -176,8 +185,30 @@ def with_ranks(trainer: list[str], given: dict[str, Any]) -> list[str]:
         ["--standalone"] if rdzv is None else ["--rdzv-backend=c10d", f"--rdzv-endpoint={rdzv}", "--rdzv-id=jackline"]
     )
     if rdzv is not None:
-        how.append(f"--nnodes={nnodes or 1}")
+        # torchrun asks how its host name resolves, which is wrong in many containers.
+        how += [f"--nnodes={nnodes or 1}", f"--rdzv-conf=is_host={int(is_here(rdzv))}"]
+    if ":" in (nnodes or ""):
+        # A machine that is lost takes the ranks of the others down with it; torchrun starts those again.
+        how.append(f"--max-restarts={RESTARTS}")
     return [python, "-m", "torch.distributed.run", *how, f"--nproc-per-node={nproc or 1}", *module]
+
+
+def is_here(rdzv: str) -> bool:
+    """Whether HOST:PORT is an address of this machine: only such an address can be bound."""
+    host = rdzv.rpartition(":")[0].strip("[]") or rdzv
+    try:
+        for family, kind, number, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, number) as one:
+                one.bind(address)
+                return True
+    except OSError:
+        return False
+    return False
+
+
+def node_name() -> str:
+    """This machine's name as a part of a run's name."""
+    return re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname().partition(".")[0]).strip("-")[:40] or "node"
 
 
 def folder_settings(config: dict[str, Any]) -> dict[str, str]:

@@ -1,16 +1,26 @@
-"""The ranks of a distributed job as text: grouped by what they do, the smallest group first. Pure."""
+"""The ranks of a distributed job as text: grouped by what they do, the smallest group first.
+
+A job of several machines has a run on each of them, in a folder that all see. Each run knows its own ranks, so the
+table of the whole job is read from all of them (`ranks_of_job`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jackline.cli.text.safety import safe_text
+from jackline.rundir.access.reading import read_json
+from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode
 from jackline.rundir.records.ranks import RankRecord
-from jackline.units import rank_words
+from jackline.rundir.records.supervisor import read_supervisor
+from jackline.units import format_duration, rank_words
 
 _MOST_GROUPS = 8
+_MOST_MACHINES = 256
+_STALE_S = 30.0
 
 
 def rank_lines(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -34,3 +44,36 @@ def _place(record: RankRecord) -> str:
         return ""
     source = f" `{safe_text(record.source, 100)}`" if record.source else ""
     return f"{safe_text(record.file, 300)}:{record.line}{source}"
+
+
+def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[str]:
+    """The ranks of the whole job, and which machine has which of them. A machine that is not heard of any more keeps
+    its line, but its ranks are no longer counted as what the job does."""
+    machines = ranks_of_job(Path(path))
+    if len(machines) < 2:
+        return rank_lines(own)
+    found: dict[int, dict[str, Any]] = {}
+    told = []
+    for name, at_s, ranks in machines:
+        age_s = max(0.0, now_s - at_s)
+        numbers = [int(one["rank"]) for one in ranks if isinstance(one.get("rank"), int) and not one.get("is_gone")]
+        words = rank_words(numbers) if numbers else "no rank"
+        seen = f", last seen {format_duration(age_s)} ago" if age_s > _STALE_S else ""
+        told.append(f"{safe_text(name, 80)}: {words}{seen}")
+        if age_s <= _STALE_S:
+            found.update({int(one["rank"]): one for one in ranks if int(one.get("rank") or 0) in numbers})
+    return [*rank_lines(list(found.values())), f"machines: {'; '.join(told)}"]
+
+
+def ranks_of_job(path: Path) -> list[tuple[str, float, tuple[dict[str, Any], ...]]]:
+    """(run, when its supervisor wrote last, its ranks) of every run of the same job in this folder."""
+    job = read_json(RunDir(path).job_file)
+    if not isinstance(job, dict):
+        return []
+    found = []
+    for place in sorted(path.parent.iterdir())[:_MOST_MACHINES]:
+        run = RunDir(place)
+        if run.job_file.is_file() and read_json(run.job_file) == job:
+            record = read_supervisor(run)
+            found.append((place.name, record.at_s or 0.0, record.ranks))
+    return found

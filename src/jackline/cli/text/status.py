@@ -77,9 +77,9 @@ def _live_lines(view: RunView) -> list[str]:
 def _rank_lines(view: RunView) -> list[str]:
     if not view.state.ranks:
         return []
-    from jackline.cli.text.ranks import rank_lines  # only a distributed job pays for it
+    from jackline.cli.text.ranks import job_lines  # only a distributed job pays for it
 
-    return rank_lines(view.state.ranks)
+    return job_lines(view.path, view.state.ranks, view.now_s)
 
 
 def _reached_lines(view: RunView) -> list[str]:

@@ -41,7 +41,13 @@ def local_device(device: torch.device) -> torch.device:
     """Each rank of a machine has a GPU of its own."""
     if world_size() == 1 or not accelerator.is_gpu(device):
         return device
-    return torch.device(device.type, int(os.environ.get("LOCAL_RANK", "0")))
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), accelerator.count()
+    if number >= count:
+        raise UsageError(
+            f"rank {rank()} would use GPU {number}, and this machine has {count}",
+            hint=f"--nproc {count}: one rank for each GPU; device=cpu trains without",
+        )
+    return torch.device(device.type, number)
 
 
 def join_ranks(config: TrainConfig, device: torch.device) -> str:
