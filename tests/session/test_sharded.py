@@ -108,14 +108,14 @@ def fake_ranks(*others: dict[str, Any]) -> Any:
 
 
 def test_ranks_with_other_code_or_settings_are_refused() -> None:
-    known = {"code": {"train.py": "1"}, "arguments": {"argv": ["--lr=1", "--local-rank=0"]}, "schedule": {}}
+    known = {"code": {"train.py": "1"}, "arguments": {"argv": "train.py --lr=1 --local-rank=0"}, "schedule": {}}
     places = {"model.weight": "float32[2, 3] on cpu"}
     require_same_program(fake_ranks({}), known, places)
     require_same_program(fake_ranks({"the code of": {"train.py": "1", "curves.py": "3"}}), known, places)
-    require_same_program(fake_ranks({"the arguments of": {"argv": ["--lr=1"]}}), known, places)
+    require_same_program(fake_ranks({"the arguments of": {"argv": "train.py --lr=1"}}), known, places)
     for other, words in (
         ({"the code of": {"train.py": "2"}}, "the code of rank 1 differ from those of rank 0: train.py: 1 on rank 0"),
-        ({"the arguments of": {"argv": ["--lr=2"]}}, "--lr=2"),
+        ({"the arguments of": {"argv": "train.py --lr=2"}}, "--lr=2"),
         ({"the parameters of": {"model.weight": "float32[4, 3] on cpu"}}, r"float32\[4, 3\] on cpu on rank 1"),
     ):
         with pytest.raises(UsageError, match=words):

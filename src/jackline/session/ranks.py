@@ -187,7 +187,8 @@ def require_same_program(ranks: Ranks | None, fingerprint: Mapping[str, Any], pl
     if ranks is None:
         return
     own = os.environ.get("JACKLINE_RUN_DIR")  # each machine of a job has a run of its own
-    argv = [word for word in fingerprint["arguments"]["argv"] if not _is_rank_argument(word) and word != own]
+    words = str(fingerprint["arguments"]["argv"]).split()
+    argv = " ".join(word for word in words if not _is_rank_argument(word) and word != own)
     told = {
         _CODE: fingerprint["code"],
         "the arguments of": {"argv": argv},

@@ -186,24 +186,26 @@ def with_ranks(trainer: list[str], given: dict[str, Any]) -> list[str]:
     )
     if rdzv is not None:
         # torchrun asks how its host name resolves, which is wrong in many containers.
-        how += [f"--nnodes={nnodes or 1}", f"--rdzv-conf=is_host={int(is_here(rdzv))}"]
+        there, mine = addresses(rdzv)
+        how += [f"--nnodes={nnodes or 1}", f"--rdzv-conf=is_host={int(bool(mine) and mine == there)}"]
+        how += [f"--local-addr={mine}"] if mine else []
     if ":" in (nnodes or ""):
         # A machine that is lost takes the ranks of the others down with it; torchrun starts those again.
         how.append(f"--max-restarts={RESTARTS}")
     return [python, "-m", "torch.distributed.run", *how, f"--nproc-per-node={nproc or 1}", *module]
 
 
-def is_here(rdzv: str) -> bool:
-    """Whether HOST:PORT is an address of this machine: only such an address can be bound."""
+def addresses(rdzv: str) -> tuple[str, str]:
+    """The address of HOST:PORT, and this machine's own on the way there: the same where that is this machine. Sends
+    nothing. '' where there is no way."""
     host = rdzv.rpartition(":")[0].strip("[]") or rdzv
     try:
-        for family, kind, number, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, number) as one:
-                one.bind(address)
-                return True
+        family, kind, number, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, number) as one:
+            one.connect(address)
+            return str(address[0]), str(one.getsockname()[0])
     except OSError:
-        return False
-    return False
+        return "", ""
 
 
 def node_name() -> str:

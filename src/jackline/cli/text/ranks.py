@@ -57,7 +57,7 @@ def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[st
     for name, at_s, ranks in machines:
         age_s = max(0.0, now_s - at_s)
         numbers = [int(one["rank"]) for one in ranks if isinstance(one.get("rank"), int) and not one.get("is_gone")]
-        words = rank_words(numbers) if numbers else "no rank"
+        words = rank_words(numbers) if numbers else "one process, or none"
         seen = f", last seen {format_duration(age_s)} ago" if age_s > _STALE_S else ""
         told.append(f"{safe_text(name, 80)}: {words}{seen}")
         if age_s <= _STALE_S:
