@@ -103,8 +103,8 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
     env[LIVE_VARIABLE] = "1" if options.is_live else ""
     env["JACKLINE_TYPED"] = options.typed
     if options.job:
-        # With its shared store torchrun tells the meeting place of the ranks once only: a machine that joins a running
-        # job would wait for it until both give up.
+        # With its shared store torchrun tells the meeting place of the ranks only once: a machine that joins later
+        # would wait for it until both give up.
         env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     env["JACKLINE_MIRROR"] = options.mirror or ""
     env["JACKLINE_MIRROR_PATIENCE"] = f"{options.mirror_patience_s:g}"
