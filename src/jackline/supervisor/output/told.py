@@ -27,7 +27,7 @@ _MAX_SETS = 64
 # CPU seconds for looking at lines: so much at once, and this share of a core. A plain line costs about 50 us, a long
 # one a millisecond, and the supervisor has more urgent work: on a full disk it makes room for the command's output.
 _AT_ONCE_S = 0.025
-_SHARE = 0.0008
+_SHARE = 0.0006
 _NEWEST_EVERY_S = 0.5
 _KEPT = 240.0
 _KEPT_PER_S = 4.0
