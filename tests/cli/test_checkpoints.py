@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,6 +12,7 @@ from jackline.checkpoint.format.catalogue import BEST, MIRROR, STATUS, VERIFIED,
 from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.rewind import go_back
 from jackline.cli.commands.checkpoints import _is_deleted, command
+from jackline.cli.commands.model import export
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from tests.checkpoint.states import write_small
@@ -251,8 +253,24 @@ def test_an_export_is_loaded_by_the_three_lines_it_prints(
     assert torch.equal(model[3].weight, state["model"][3].weight)
     assert torch.equal(model[1].running_mean, state["model"][1].running_mean)
     assert json.loads(call("export", "--json").output)["files"][0]["key"] == "model"
+    assert engine_saves_again(run, state)
+    for words, step in (((), 1), (("--checkpoint", "latest"), 2), (("--checkpoint", "2"), 2)):
+        made = CliRunner().invoke(export, ["story", "--to", "safetensors", "--json", *words], catch_exceptions=False)
+        assert json.loads(made.output)["step"] == step, "the best one, if no other is asked for"
+    with pytest.raises(UsageError, match="writes the weights as they are stored, not as bf16"):
+        CliRunner().invoke(export, ["story", "--to", "safetensors", "--dtype", "bf16"], catch_exceptions=False)
     with pytest.raises(UsageError, match="step-00000001 holds no model called 'actor'"):
         call("export", "--key", "actor")
+
+
+def engine_saves_again(run: RunDir, state: dict[str, Any]) -> bool:
+    from jackline.checkpoint.engine import CheckpointEngine
+
+    engine = CheckpointEngine(run)
+    is_saved = engine.save(state, step=2).wait(HANGS_S)
+    engine.close()
+    point_at(run.checkpoints, BEST, Name(1))
+    return is_saved
 
 
 def test_a_damaged_checkpoint_is_not_exported(run: RunDir) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,8 @@ from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify
 from tests.cli.test_watch import begin, run  # noqa: F401
 from tests.docs.json_reference import check_answer
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def validate(*words: str) -> subprocess.CompletedProcess[str]:
@@ -66,5 +70,12 @@ def test_a_run_that_is_over_cannot_be_asked(run: RunDir) -> None:  # noqa: F811
     assert done.returncode == 2
     assert done.stderr == (
         "error: run 'mine' is not running: it is gone, and nobody saw how it ended\n"
-        "hint: `jackline resume mine` continues it; a training validates in full at its end by itself\n"
+        "hint: `jackline resume mine` continues it; `jackline eval mine` evaluates what it has saved\n"
     )
+
+
+def test_a_finished_run_is_evaluated_instead_of_resumed(clean_environment: Path) -> None:
+    shutil.copytree(GOLDEN / "format1-finished", clean_environment / "done")
+    done = validate("done")
+    assert done.returncode == 2 and "is not running: it has finished" in done.stderr, done.stderr
+    assert done.stderr.endswith("\nhint: `jackline eval done` evaluates what it has saved\n")

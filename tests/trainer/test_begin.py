@@ -23,7 +23,10 @@ from jackline.trainer.trained.hf import export_hf
 from tests.session.nursery import EVERY_SAVE, Nursery
 from tests.trainer.test_trained import SCRIPT, SHAPE, in_hand, make_model
 
-FEATURES = ["packing=separate", "ema=0.8", "label_smoothing=0.1", "dropout=0.1", "frozen=positions.*,blocks.0.*"]
+FEATURES = [
+    *("packing=separate", "ema=0.8", "label_smoothing=0.1", "dropout=0.1", "frozen=positions.*,blocks.0.*"),
+    *("deterministic=true", "seed=7"),
+]
 
 
 def begin(model: nn.Module, source: Path | str, tokenizer: str | None = None, **settings: Any) -> str:

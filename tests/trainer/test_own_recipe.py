@@ -165,11 +165,30 @@ def test_the_decorator_may_be_written_and_loses_nothing() -> None:
         ("    def train_data(self): return torch.utils.data.DataLoader([1])", [], "returned a DataLoader"),
         ("    def val_data(self): return self.train_data()", ["metric=val_acc"], "metric=val_acc is not measured"),
         ("    data: str = ''", [], "names no data"),
+        (
+            "    def make_optimizer(self, model): return [1, 2]",
+            [],
+            "returned list, not one optimizer",
+        ),
     ],
 )
 def test_what_a_person_may_get_wrong_is_named(here: Path, body: str, words: list[str], wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong):
         train(resolve(write(here, body), words), RunDir(here / "runs" / "x"))
+
+
+def test_few_samples_are_validated_on_as_a_whole_and_another_torch_is_said(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = write(here, "    def val_data(self): return torch.randn(40, 3), torch.randint(2, (40,))")
+    words, run = ["rehearse=no", "eval_every=2", "save_every_steps=2"], RunDir(here / "runs" / "moved")
+    with monkeypatch.context() as older:
+        older.setattr(torch, "__version__", "2.9.1+cu126")
+        train(resolve(name, [*words, "max_steps=4"]), run)
+    assert "quick validation, 40 of 40 samples" in capsys.readouterr().out
+    train(resolve(name, [*words, "max_steps=6"]), run)
+    said = capsys.readouterr()
+    assert f"torch: 2.9.1+cu126 -> {torch.__version__}" in said.out + said.err
 
 
 def test_a_file_with_no_recipe_or_several_leads_on(here: Path) -> None:

@@ -120,6 +120,7 @@ class TrainConfig(
     }
     QUICK: ClassVar[Mapping[str, Any]] = {}  # what a recipe needs otherwise with --quick
     ALIKE: ClassVar[Mapping[str, Mapping[Any, Any]]] = {}  # values of a field that mean the same as another of it
+    LEAST_QUICK: ClassVar[int] = 1  # samples of a validation during the training, where there are as many
     UNUSED: ClassVar[frozenset[str]] = frozenset()  # fields that mean nothing to a recipe: neither taken nor shown
     IS_HIGH_GOOD: ClassVar[bool] = False  # of `metric`
     SMALLEST: ClassVar[str] = "nano"  # the size that is of use on a CPU

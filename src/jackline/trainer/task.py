@@ -213,6 +213,33 @@ class Task(Protocol):
         """Rows for the statistics at the end."""
 
 
+class PlainStep(Protocol):
+    """The parts of a `Task` where every step is the same and nothing happens between two of them. It uses no
+    attribute of the task: a dataclass would take an inherited property for the default of its field."""
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def begin_step(self, step: int) -> None:
+        return  # every step is the same
+
+    def metrics(self) -> dict[str, float | Tensor]:
+        return {}
+
+    def after_step(self, between: Between) -> None:
+        return
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def hardest_step(self) -> int:
+        return 0
+
+    def totals(self) -> dict[str, str]:
+        return {}
+
+
 class Validating(Protocol):
     """When a task is validated and what is best so far, during one attempt."""
 

@@ -29,7 +29,9 @@ from jackline.checkpoint.format.manifest import (
     parse_rewind,
 )
 from jackline.checkpoint.format.verify import check_sizes, read_manifest
+from jackline.errors import UsageError
 from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.records.mirror import UploadRecord, read_mirror
 
 LOCK = "writer.lock"
@@ -38,6 +40,7 @@ MIRROR = "mirror.json"
 VERIFIED = "verified.json"
 LATEST = "latest"
 BEST = "best"
+_MAX_NAME_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,28 @@ def point_at(folder: Path, pointer: str, name: Name | None) -> None:
         (folder / pointer).unlink(missing_ok=True)
     else:
         atomic.write_whole(folder / pointer, f"{name}\n".encode())
+
+
+def choose_name(folder: Path, checkpoint: str | int, run_name: str) -> Name:
+    """The checkpoint that a person means: 'best' (the newest where none is best), 'latest', or a step."""
+    names = list_names(folder)
+    if not names:
+        raise UsageError(f"run '{run_name}' has no checkpoint", hint=f"how far it is: jackline status {run_name}")
+    if checkpoint in ("best", "latest"):
+        return (_read_best(folder, names) if checkpoint == "best" else None) or names[0]
+    wanted = int(checkpoint) if str(checkpoint).isdigit() else None
+    found = next((name for name in names if name.step == wanted), None)
+    if found is None:
+        known = ", ".join(str(name.step) for name in names[:8])
+        raise UsageError(
+            f"run '{run_name}' has no checkpoint '{checkpoint}'", hint=f"best, latest, or a step: {known}"
+        )
+    return found
+
+
+def _read_best(folder: Path, names: list[Name]) -> Name | None:
+    try:
+        pointed = parse_name(read_text(folder / BEST, _MAX_NAME_BYTES).strip())
+    except OSError:
+        return None
+    return pointed if pointed in names else None

@@ -38,9 +38,10 @@ def validate(run: str | None, as_json: bool, runs_dir: str | None) -> None:
     found = find_run(run, folder) if run else find_only_live(folder)
     status = read_status(found)
     if status.state not in ("alive", "unwatched"):
+        again = f"`jackline resume {found.name}` continues it; " if status.state != "finished" else ""
         raise UsageError(
             f"run '{found.name}' is not running: it {status.end_words}",
-            hint=f"`jackline resume {found.name}` continues it; a training validates in full at its end by itself",
+            hint=f"{again}`jackline eval {found.name}` evaluates what it has saved",
         )
     if not found.config_file.exists():
         raise UsageError(
@@ -181,12 +182,7 @@ def export(run: str, target: str, out: str | None, as_json: bool, **given: str |
     llama.cpp's convert_hf_to_gguf.py takes it. onnx: one file with ids in and logits out (needs onnx, onnxscript).
     """
     if target == "safetensors":
-        from jackline.cli.commands.checkpoints import export as export_plain
-
-        words = [run, "--out", out or "export", *(["--json"] if as_json else [])]
-        words += ["--runs-dir", given["runs_dir"]] if given["runs_dir"] else []
-        words += ["--step", step] if (step := given["checkpoint"] or "").isdigit() else []
-        export_plain.main(words, standalone_mode=False)
+        _export_plain(run, out or "export", as_json=as_json, **given)
         return
     request = {
         "act": "export",
@@ -199,3 +195,22 @@ def export(run: str, target: str, out: str | None, as_json: bool, **given: str |
     }
     require("`jackline export`", "train", TRAINING)
     sys.exit(run_child([sys.executable, "-m", "jackline.trainer.trained", json.dumps(request)]))
+
+
+def _export_plain(run: str, out: str, *, as_json: bool, **given: str | None) -> None:
+    """The weights as they are stored, without torch."""
+    from jackline.checkpoint.format.catalogue import choose_name
+    from jackline.checkpoint.place import choose_place
+    from jackline.cli.commands.checkpoints import export as export_plain
+
+    if given["dtype"] != "fp32":
+        raise UsageError(
+            f"--to safetensors writes the weights as they are stored, not as {given['dtype']}", hint="--to hf"
+        )
+    found = find_run(run, runs_folder(given["runs_dir"]))
+    name = choose_name(choose_place(found).folder, given["checkpoint"] or "best", found.name)
+    place = ["--runs-dir", given["runs_dir"]] if given["runs_dir"] else []
+    words = [run, "--step", str(name.step), "--out", out, *(["--json"] if as_json else []), *place]
+    export_plain.main(words, standalone_mode=False)
+    if not as_json and found.config_file.exists():
+        click.echo(f"# the model, built and filled: jackline.load({found.name!r}, {name.step}).model")

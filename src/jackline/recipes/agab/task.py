@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,14 +17,14 @@ from jackline.trainer.optim.learner import Learner
 from jackline.trainer.optim.schedule import Schedule
 from jackline.trainer.planning.plan import Chosen, rehearsed
 from jackline.trainer.report.console import Console
-from jackline.trainer.task import Between, Counting, Sums
+from jackline.trainer.task import Counting, PlainStep, Sums
 
 if TYPE_CHECKING:
     from jackline.recipes.agab.recipe import AgabConfig
 
 
 @dataclass(frozen=True)
-class AffinityTask:
+class AffinityTask(PlainStep):
     """A sample is a pair: one row of features, one number to be guessed."""
 
     parts: AffinityParts
@@ -56,16 +55,10 @@ class AffinityTask:
     def with_micro_batch(self, micro_batch: int) -> Self:
         return replace(self, chosen=rehearsed(self.config, micro_batch))
 
-    def kernels(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
     def close(self) -> None:
         self.loader.close()
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
-    def begin_step(self, step: int) -> None:
-        """Every step is the same."""
 
     def on_device(self, batch: PairBatch, to_device: ToDevice) -> Tensor:
         return batch.rows
@@ -77,16 +70,7 @@ class AffinityTask:
         return self.parts.loss_sum(rows)
 
     def update(self) -> Tensor:
-        self.learner.unscale()
-        norm = self.learner.move_weights()
-        self.learner.forget_gradients()
-        return norm
-
-    def metrics(self) -> dict[str, float | Tensor]:
-        return {}
-
-    def after_step(self, between: Between) -> None:
-        """Nothing between two steps."""
+        return self.learner.update()
 
     # -- around the steps --------------------------------------------------------------------------------------------
 
@@ -95,10 +79,6 @@ class AffinityTask:
 
     def make_validation(self, console: Console, window_s: float) -> AffinityValidation:
         return AffinityValidation(self.parts, console)
-
-    @property
-    def hardest_step(self) -> int:
-        return 0
 
     def blank_batch(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int64, device=self.learner.device)

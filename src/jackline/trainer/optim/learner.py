@@ -55,6 +55,13 @@ class Learner:
             self.scaler.update()
         return norm
 
+    def update(self) -> Tensor:
+        """A whole update from the gradients there are, which are then forgotten. Returns their norm."""
+        self.unscale()
+        norm = self.move_weights()
+        self.forget_gradients()
+        return norm
+
     @torch.no_grad()
     def follow(self, steps: int) -> None:
         """The average follows the weights, which have moved `steps` times. At first it follows faster, because it

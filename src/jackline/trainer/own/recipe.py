@@ -77,6 +77,7 @@ class Recipe(TrainConfig):
     }
     UNUSED: ClassVar[frozenset[str]] = _OF_TEXT
     QUICK: ClassVar[Mapping[str, Any]] = {}
+    LEAST_QUICK: ClassVar[int] = 500
 
     def __init_subclass__(cls, **words: Any) -> None:
         super().__init_subclass__(**words)

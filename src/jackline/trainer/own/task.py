@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,7 +41,7 @@ from jackline.trainer.planning.plan import Chosen, rehearsed, room_on
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_precision
-from jackline.trainer.task import Between, Counting, Sums, check_patience
+from jackline.trainer.task import Counting, PlainStep, Sums, check_patience
 from jackline.trainer.trained.begin import begin_with, freeze
 from jackline.trainer.validate.validation import Validation
 from jackline.units import count_of, format_bytes
@@ -54,7 +53,7 @@ _DATA_SEED = 0
 
 
 @dataclass(frozen=True)
-class OwnTask:
+class OwnTask(PlainStep):
     """A sample is whatever the recipe's data holds."""
 
     config: Recipe
@@ -74,16 +73,10 @@ class OwnTask:
     def with_micro_batch(self, micro_batch: int) -> Self:
         return replace(self, chosen=rehearsed(self.config, micro_batch))
 
-    def kernels(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
     def close(self) -> None:
         self.loader.close()
 
     # -- a step ------------------------------------------------------------------------------------------------------
-
-    def begin_step(self, step: int) -> None:
-        """Every step is the same."""
 
     def on_device(self, batch: SampleBatch, to_device: ToDevice) -> Any:
         return move(batch.given, self.learner.device)
@@ -96,28 +89,12 @@ class OwnTask:
             return summed(self.config.loss(self.learner.model, given), given, "loss()")
 
     def update(self) -> Tensor:
-        self.learner.unscale()
-        norm = self.learner.move_weights()
-        self.learner.forget_gradients()
-        return norm
-
-    def metrics(self) -> dict[str, float | Tensor]:
-        return {}
-
-    def after_step(self, between: Between) -> None:
-        """Nothing between two steps."""
+        return self.learner.update()
 
     # -- around the steps --------------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
     def make_validation(self, console: Console, window_s: float) -> Validation:
         return Validation(self, self.validation, console, window_s)
-
-    @property
-    def hardest_step(self) -> int:
-        return 0
 
     def blank_batch(self, count: int) -> Any:
         """The first samples of the data: what is blank may be no sample at all for a person's model."""
@@ -134,9 +111,6 @@ class OwnTask:
 
     def place_text(self) -> str:
         return self.loader.place_text()
-
-    def totals(self) -> dict[str, str]:
-        return {}
 
     def _check_metric(self, more: Mapping[str, Any]) -> None:
         known = ["val_loss", *(f"val_{name}" for name in more)]
@@ -259,6 +233,12 @@ def _make_learner(config: Recipe, precision: Precision, device: torch.device, co
             "make_model() returned a model without weights to train", hint="requires_grad is False in all"
         )
     own = config.make_optimizer(model)
+    if own is not None and not isinstance(own, torch.optim.Optimizer):
+        raise UsageError(
+            f"make_optimizer() returned {type(own).__name__}, not one optimizer of torch",
+            hint="groups of one optimizer may have learning rates of their own; optimizers that step by turns (a GAN)"
+            " need a loop of your own: docs/guides/own-loop.md",
+        )
     if own is not None and precision == "bf16-weights":
         raise UsageError("precision=bf16-weights has an optimizer of its own", hint="precision=bf16 uses yours")
     torch.manual_seed(config.seed)  # what follows (dropout, noise) does not depend on how the model was made

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.export import read_state
-from jackline.checkpoint.format.manifest import TENSORS, Damage, Name, parse_name
+from jackline.checkpoint.format.manifest import TENSORS, Damage, parse_name
 from jackline.checkpoint.format.regions import SHARDED, parse_parts, whole_of
 from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import verify_checkpoint
@@ -34,7 +34,6 @@ from jackline.trainer.config import TrainConfig, resolve
 from jackline.trainer.recipe import file_of, is_own_file
 
 MODEL, AVERAGE = "model", "average"  # with ema the average is what was validated
-MAX_NAME_BYTES = 200
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_CONFIG_BYTES = 64 << 10  # the trainer writes 5 KiB; a megabyte of brackets takes PyYAML minutes
 
@@ -127,28 +126,4 @@ def find_checkpoint(
         folder = Path(run).absolute()
         return RunDir(folder.parent.parent), folder
     own = find_run(None if run is None else os.fspath(run), runs_folder(runs_dir))
-    names = catalogue.list_names(own.checkpoints)
-    if not names:
-        raise UsageError(f"run '{own.name}' has no checkpoint", hint=f"how far it is: jackline status {own.name}")
-    return own, own.checkpoints / str(_choose(own, names, checkpoint))
-
-
-def _choose(run: RunDir, names: list[Name], checkpoint: str | int) -> Name:
-    if checkpoint in ("best", "latest"):
-        return (_read_best(run, names) if checkpoint == "best" else None) or names[0]
-    wanted = int(checkpoint) if str(checkpoint).isdigit() else None
-    found = next((name for name in names if name.step == wanted), None)
-    if found is None:
-        known = ", ".join(str(name.step) for name in names[:8])
-        raise UsageError(
-            f"run '{run.name}' has no checkpoint '{checkpoint}'", hint=f"best, latest, or a step: {known}"
-        )
-    return found
-
-
-def _read_best(run: RunDir, names: list[Name]) -> Name | None:
-    try:
-        pointed = parse_name(read_text(run.checkpoints / catalogue.BEST, MAX_NAME_BYTES).strip())
-    except OSError:
-        return None
-    return pointed if pointed in names else None
+    return own, own.checkpoints / str(catalogue.choose_name(own.checkpoints, checkpoint, own.name))

@@ -45,7 +45,8 @@ class Validation:
         self._unit = data.unit if data is not None else "windows"
         self._window_s = window_s  # by the rehearsal, then by the last validation; 0: nobody knows yet
         self.num_windows = data.num_windows if data is not None else 0
-        self.num_quick = subset_size(self.num_windows, task.config.eval_share) if self.num_windows else 0
+        share = subset_size(self.num_windows, task.config.eval_share) if self.num_windows else 0
+        self.num_quick = max(share, min(task.config.LEAST_QUICK, self.num_windows))
         # Of the plan, not what it has shrunk to since: validations must stay comparable.
         self._batch_size = min(task.chosen.micro_batch, max(1, self.num_quick))
         if data is not None and not self.num_windows:
