@@ -259,7 +259,7 @@ def test_an_export_is_loaded_by_the_three_lines_it_prints(
         assert json.loads(made.output)["step"] == step, "the best one, if no other is asked for"
     with pytest.raises(UsageError, match="writes the weights as they are stored, not as bf16"):
         CliRunner().invoke(export, ["story", "--to", "safetensors", "--dtype", "bf16"], catch_exceptions=False)
-    with pytest.raises(UsageError, match="step-00000001 holds no model called 'actor'"):
+    with pytest.raises(UsageError, match="step-00000002 holds no model called 'actor'"):
         call("export", "--key", "actor")
 
 
