@@ -217,6 +217,15 @@ def test_a_good_recipe_is_tried_through_and_leaves_only_the_data_cache(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "data"]
 
 
+def test_conversations_are_tried_as_they_are_trained_on(tmp_path: Path) -> None:
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text("".join(f'{{"prompt": "What is {n}?", "response": "It is {n}."}}\n' for n in range(60)))
+    told = {finding.name: finding for finding in findings(tmp_path, f"data={talks}", "chat=true", "seq_len=48")}
+    assert {finding.state for finding in told.values()} <= {"ok", "note"}, told
+    assert told["data"].text.endswith("rows of conversations to train on")
+    assert "saved, loaded and equal in every bit" in told["saving"].text
+
+
 def test_a_source_that_cannot_be_reached_is_a_problem_and_nothing_is_put_in_its_place(tmp_path: Path) -> None:
     told = findings(tmp_path, f"data={tmp_path}/nowhere/*.txt")
     found = problem(told)

@@ -105,7 +105,8 @@ def examine(resolved: Resolved, request: Request, console: Console, tell: Tell) 
         from jackline.trainer.startup.sizing import settle_size
 
         config = settle_size(resolved, None, choose_device(config), console).config
-        (_try_everything if config.is_language else _try_own)(config, request, console, tell)
+        is_text = config.is_language and not config.chat  # conversations are no windows of a cache
+        (_try_everything if is_text else _try_own)(config, request, console, tell)
     except JacklineError as error:
         tell(Finding("trial", "problem", " ".join((error.message, *error.detail)), error.hint or ""))
 
@@ -258,7 +259,7 @@ def _try_model(config: TrainConfig, request: Request, found: Any, console: Conso
 
 
 def _try_own(config: TrainConfig, request: Request, console: Console, tell: Tell) -> None:
-    """What is no language model builds its own task, data and all; what it caches the training finds there."""
+    """What is no language model over text, as it is built for a training; what it caches the training finds there."""
     from jackline.trainer.build import build
 
     try:
@@ -267,14 +268,12 @@ def _try_own(config: TrainConfig, request: Request, console: Console, tell: Tell
         tell(Finding("data", "problem", "\n".join((error.message, *error.detail)), error.hint or ""))
         tell(_not_tried("memory, step and saving"))
         return
-    tell(
-        Finding(
-            "data",
-            "ok",
-            f"{config.data or config.recipe}: {task.loader.num_windows():,} {task.counting.unit} to train on",
-        )
-    )
-    tell(judge_schedule(task.schedule))
+    unit = "rows of conversations" if config.chat else task.counting.unit
+    count = task.loader.num_windows()
+    many = f"{count:,}" if count is not None else "an unknown number of"
+    tell(Finding("data", "ok", f"{config.data or config.recipe}: {many} {unit} to train on"))
+    if not config.is_language:  # of text it was told before: its steps are known without the data
+        tell(judge_schedule(task.schedule))
     _try_task(task, next(task.loader), request, console, tell)
 
 
