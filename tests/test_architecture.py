@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1] / "src" / "jackline"
 # Low to high. Imports go downwards only, never sideways.
 LEVELS = {
     "errors": 0,
+    "immutable": 0,
     "units": 0,
     "pipes": 0,
     "extras": 1,

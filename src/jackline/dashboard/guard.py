@@ -14,9 +14,9 @@ import re
 import secrets
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import open_plain
 from jackline.rundir.access.writing import FOLDER_MODE
 
@@ -29,7 +29,7 @@ _PROXY_HOST = re.compile(r"(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,250}[a-z0-9])?(?::\d
 Header = tuple[bytes, bytes]
 
 
-@dataclass(frozen=True)
+@immutable
 class Rules:
     """`proxy_hosts`: hosts under which a notebook's proxy shows the page; '*.example.org' means every subdomain."""
 
@@ -38,7 +38,7 @@ class Rules:
     proxy_hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@immutable
 class Refusal:
     status: int
     why: str

@@ -7,13 +7,13 @@ server. So a page and a terminal never say different things.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jackline.immutable import immutable
 from jackline.rundir.layout import RunDir
 
 
-@dataclass(frozen=True)
+@immutable
 class Card:
     """`share`: how full a meter is, between 0 and 1; None without a meter. `tone`: '', 'good', 'warn' or 'bad'."""
 
@@ -23,7 +23,7 @@ class Card:
     share: float | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class Told:
     """`word` is the state in a word or two, `sentence` the verdict, `facts` more lines with their labels."""
 

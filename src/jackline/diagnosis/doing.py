@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
 from jackline.diagnosis.waiting import IDLE_LOOP, is_idle_loop
+from jackline.immutable import immutable
 from jackline.machine.readings import Wait
 from jackline.units import format_bytes
 
 ARRIVES_BYTES_PER_S = 1024.0  # fewer bytes are keep-alives, not a download
 
 
-@dataclass(frozen=True)
+@immutable
 class Doing:
     """`what` is a phrase ('importing torch'); `frame` is the line in the user's own code."""
 
@@ -29,7 +30,7 @@ class Doing:
     frame: Frame | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class Around:
     """What else was measured: bytes that arrive, programs that the process has started, whether it uses a GPU."""
 

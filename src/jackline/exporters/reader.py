@@ -11,10 +11,11 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.review.redact import redact
 from jackline.rundir import atomic
 from jackline.rundir.access.writing import folder_inside, open_own
@@ -48,7 +49,7 @@ FIRST_STEP = "resumed"
 EVENTS = (*TOLD.values(), FIRST_STEP)
 
 
-@dataclass(frozen=True)
+@immutable
 class ExportRecord:
     """exports/NAME.json. `marks`: the highest step sent of each metric. `trouble`: why the last delivery failed."""
 
@@ -65,7 +66,7 @@ class ExportRecord:
     trouble: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class Points:
     """Numbers that were logged together."""
 
@@ -74,7 +75,7 @@ class Points:
     at_s: float | None
 
 
-@dataclass(frozen=True)
+@immutable
 class Message:
     """One event in words. `id` is the same however often it is sent."""
 
@@ -88,7 +89,7 @@ class Message:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@immutable
 class Batch:
     points: tuple[Points, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -98,7 +99,7 @@ class Batch:
         return bool(self.points or self.messages)
 
 
-@dataclass(frozen=True)
+@immutable
 class About:
     """What a tracker is told about a run when it opens. `id` stays the same when the run moves to another machine."""
 

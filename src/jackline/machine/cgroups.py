@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.machine.procfs import read_text
 
 
-@dataclass(frozen=True)
+@immutable
 class Mount:
     """One line of mountinfo."""
 
@@ -26,7 +26,7 @@ class Mount:
     options: str  # options of the file system, e.g. 'rw,memory'
 
 
-@dataclass(frozen=True)
+@immutable
 class MemoryCgroup:
     """One folder of the memory controller."""
 

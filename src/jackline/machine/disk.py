@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.machine.cgroups import Mount, read_mounts
 
 _REMOTE = frozenset(
@@ -21,7 +21,7 @@ _REMOTE_STARTS = ("nfs", "fuse")
 _LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs", "fuse.lxcfs", "fuseblk", "fusectl"))
 
 
-@dataclass(frozen=True)
+@immutable
 class DiskReading:
     path: str
     free_bytes: int

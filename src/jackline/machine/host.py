@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.machine.cgroups import Mount, cgroup_folders, read_mounts
 from jackline.machine.memory import effective_limit
 from jackline.machine.procfs import read_fields, read_int, read_text
@@ -36,7 +36,7 @@ HOUR_S = 3600.0
 _SQUEUE_PATIENCE_S = 5.0
 
 
-@dataclass(frozen=True)
+@immutable
 class SessionEnd:
     """When a platform ends the job or takes the machine away. `ends_at_s` is time.time().
 

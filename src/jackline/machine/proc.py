@@ -10,10 +10,10 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from stat import S_ISREG
 from typing import Literal, NamedTuple
 
+from jackline.immutable import immutable
 from jackline.machine.net import tree_sockets
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
 from jackline.machine.readings import ProcessReading, RankPlace, TreeReading, Wait
@@ -46,7 +46,7 @@ _GPU_DEVICE = re.compile(r"/dev/(nvidia\d+$|nvidia-uvm|kfd$|dri/renderD\d+$|dxg$
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 
-@dataclass(frozen=True)
+@immutable
 class OpenFile:
     """A file on disk that a process has open."""
 
@@ -57,7 +57,7 @@ class OpenFile:
     is_writing: bool
 
 
-@dataclass(frozen=True)
+@immutable
 class _Stat:
     comm: str
     state: str

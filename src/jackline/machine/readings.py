@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jackline.immutable import immutable
+
 WaitKind = Literal[
     "running",  # on a CPU or waiting for one
     "sleep",  # nanosleep and similar calls
@@ -28,7 +30,7 @@ WaitKind = Literal[
 ]
 
 
-@dataclass(frozen=True)
+@immutable
 class Wait:
     """What one thread waits for. `target` is a text for people, e.g. '10.0.0.3:443' or a file's path."""
 
@@ -80,7 +82,7 @@ class ProcessReading:
     rank: RankPlace | None = None  # also of processes that a rank has started; `ranks_among` finds the rank itself
 
 
-@dataclass(frozen=True)
+@immutable
 class MemoryLimit:
     """The smallest limit that applies to a process, and which one it is."""
 
@@ -88,7 +90,7 @@ class MemoryLimit:
     source: str  # 'cgroup /sys/fs/cgroup/...', 'MemTotal', 'RLIMIT_AS'
 
 
-@dataclass(frozen=True)
+@immutable
 class MemoryReading:
     """Host memory against the effective limit. `used_bytes` has reclaimable page cache subtracted."""
 
@@ -99,7 +101,7 @@ class MemoryReading:
     tree_pss_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class OtherUser:
     """A process outside the run that holds host memory."""
 
@@ -108,7 +110,7 @@ class OtherUser:
     rss_bytes: int
 
 
-@dataclass(frozen=True)
+@immutable
 class OomCounters:
     """OOM kills counted by the kernel: in the nearest memory cgroup that counts them, and on the whole machine."""
 
@@ -117,13 +119,13 @@ class OomCounters:
     machine_kills: int | None
 
 
-@dataclass(frozen=True)
+@immutable
 class GpuProcess:
     pid: int
     used_bytes: int | None
 
 
-@dataclass(frozen=True)
+@immutable
 class GpuReading:
     index: int
     name: str
@@ -139,7 +141,7 @@ class GpuReading:
     slowdown: str = ""  # why the driver slows it down: 'too hot', 'power cap' ...
 
 
-@dataclass(frozen=True)
+@immutable
 class KernelKill:
     """A line of the kernel log about an out-of-memory kill."""
 
@@ -148,7 +150,7 @@ class KernelKill:
     is_cgroup: bool
 
 
-@dataclass(frozen=True)
+@immutable
 class Protection:
     """Something Jackline can or cannot do on this machine, and why."""
 
@@ -158,7 +160,7 @@ class Protection:
     hint: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class TreeReading:
     """A process and all its descendants, the root first. `sockets` has the bytes that each TCP socket of the tree has
     received and sent, by inode; None when the machine does not report them."""
@@ -168,7 +170,7 @@ class TreeReading:
     sockets: Mapping[int, int] | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class Traffic:
     """What TCP sockets did between two readings. `active` are the inodes of sockets that are new, grown or closed."""
 
@@ -186,7 +188,7 @@ def traffic_between(before: TreeReading, after: TreeReading) -> Traffic:
     return Traffic(sum(grown.values()), frozenset(grown) | (frozenset(old) - frozenset(new)))
 
 
-@dataclass(frozen=True)
+@immutable
 class Rates:
     cpu_cores: float = 0.0
     disk_bytes_per_s: float = 0.0

@@ -9,8 +9,9 @@ import os
 import socket
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from jackline.immutable import immutable
 from jackline.machine.procfs import list_numbers, read_bytes, read_link
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP = 4, 20, 0x301
@@ -20,7 +21,7 @@ _MOST_FDS = 4096
 _DEADLINE_S = 0.5
 
 
-@dataclass(frozen=True)
+@immutable
 class FileLock:
     """A line of /proc/locks. A waiter has the number of the lock that it waits for."""
 
@@ -30,7 +31,7 @@ class FileLock:
     is_waiting: bool
 
 
-@dataclass(frozen=True)
+@immutable
 class Ties:
     """`readers` and `writers` of a pipe or local socket, by inode ('pipe:[5]'); `peers` of a local socket."""
 

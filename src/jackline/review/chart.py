@@ -8,8 +8,8 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.units import format_duration
 
 WIDE, HIGH = 600, 180
@@ -17,13 +17,13 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 26
 Spot = tuple[float, float]
 
 
-@dataclass(frozen=True)
+@immutable
 class Line:
     name: str
     spots: tuple[Spot, ...]
 
 
-@dataclass(frozen=True)
+@immutable
 class Chart:
     """`breaks`: places on the x axis where the run was started again."""
 
@@ -106,7 +106,7 @@ def svg(chart: Chart) -> str:
     return "".join([*parts, "</svg>"])
 
 
-@dataclass(frozen=True)
+@immutable
 class _Frame:
     left: float
     right: float

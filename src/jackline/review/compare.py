@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.review.facts import SECTIONS, Facts
 
 WINDOW = 25  # reports of which the mean is compared where no bit-equality can be expected
@@ -17,7 +17,7 @@ LEAST_RELATIVE = 0.01
 Values = Mapping[float, float]  # step -> value
 
 
-@dataclass(frozen=True)
+@immutable
 class Difference:
     section: str
     name: str
@@ -25,7 +25,7 @@ class Difference:
     other: str | None
 
 
-@dataclass(frozen=True)
+@immutable
 class Parting:
     """How the values of one metric compare. `equal_until`: the last step up to which they are equal to the bit.
 

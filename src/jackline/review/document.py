@@ -9,13 +9,13 @@ import html
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.review.chart import Chart, svg, thin, x_text
 from jackline.review.goodput import USES, Account
 
 
-@dataclass(frozen=True)
+@immutable
 class Text:
     """A paragraph; `tone` is '', 'good', 'bad' or 'warn'."""
 
@@ -23,20 +23,20 @@ class Text:
     tone: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class Table:
     rows: tuple[tuple[str, ...], ...]
     header: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@immutable
 class Plain:
     """Output, stacks, commands: shown as it is."""
 
     text: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Bar:
     """The attempts and their phases over time."""
 
@@ -46,13 +46,13 @@ class Bar:
 Block = Text | Table | Plain | Bar | Chart
 
 
-@dataclass(frozen=True)
+@immutable
 class Section:
     title: str
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True)
+@immutable
 class Document:
     title: str
     lead: tuple[Text, ...]

@@ -7,9 +7,10 @@ that the parts add up to the wall time exactly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from jackline.immutable import immutable
 from jackline.review.history import AttemptSpan
 from jackline.rundir.records.timeline import TimelineRecord
 from jackline.units import format_duration
@@ -45,7 +46,7 @@ WORDS = (
 PHASES_OF_TRAINING = ("train", "training", "epoch", "step", "")
 
 
-@dataclass(frozen=True)
+@immutable
 class Span:
     """One use of the time between two moments, in microseconds since 1970."""
 
@@ -59,7 +60,7 @@ class Span:
         return self.end_us - self.begin_us
 
 
-@dataclass(frozen=True)
+@immutable
 class Account:
     """All of it, without gaps or overlaps, in the order of time."""
 

@@ -6,9 +6,9 @@ Reads only. An end that nobody recorded is the last moment at which the attempt 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+from jackline.immutable import immutable
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.exit import ExitRecord, read_exit
 from jackline.rundir.records.session import read_session
@@ -18,7 +18,7 @@ from jackline.rundir.records.timeline import TimelineRecord, read_timeline
 from jackline.rundir.status import read_status
 
 
-@dataclass(frozen=True)
+@immutable
 class AttemptSpan:
     """One start of the command. `is_open`: it has not ended, as far as is known."""
 
@@ -32,7 +32,7 @@ class AttemptSpan:
     summary: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class History:
     """The attempts in order, and the lines of timeline.jsonl."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.rundir.records.supervisor import ProgressRecord, TimeLimitRecord
 from jackline.units import format_duration
 
 
-@dataclass(frozen=True)
+@immutable
 class Fit:
     """`left_s`: until the run is stopped, or until the platform ends it. `missing_s`: how much longer it would need;
     0 or less fits, None is not known. `reached`: the count it gets to if it does not fit."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.review.chart import Chart, Line
 from jackline.review.goodput import Account, account
 from jackline.review.history import History, read_history, steps_per_s
@@ -39,7 +40,7 @@ FIRST = ("loss", "train_loss", "val_loss", "eval_loss", "lr", "learning_rate", "
 MAX_CHARTS = 8
 
 
-@dataclass(frozen=True)
+@immutable
 class Summary:
     """`told`: events in the order of time. `versions`: packages recorded when it started."""
 

@@ -15,10 +15,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.rundir.access.writing import make_private_folder
 from jackline.rundir.command import plain_settings
 from jackline.rundir.identity import Existing
@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.05
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
-@dataclass(frozen=True)
+@immutable
 class Claim:
     """A run that only this process may start. The supervisor inherits the lock."""
 

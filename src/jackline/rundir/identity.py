@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from jackline.immutable import immutable
 from jackline.rundir.atomic import sha256_hex
 
 State = Literal["alive", "unwatched", "stopped", "dead", "finished", "elsewhere", "empty"]
@@ -20,7 +20,7 @@ _LAUNCHER = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@immutable
 class Existing:
     """A run that already has the wanted name."""
 
@@ -29,19 +29,19 @@ class Existing:
     settings: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@immutable
 class Create:
     name: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Watch:
     """The run is alive: show it, start nothing."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Resume:
     """The run was stopped or crashed: start its next attempt. `differences` are the settings changed since."""
 
@@ -49,12 +49,12 @@ class Resume:
     differences: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@immutable
 class AlreadyFinished:
     name: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Clash:
     """The same name with other settings. `differences` are 'key: before -> now' lines."""
 
@@ -63,7 +63,7 @@ class Clash:
     differences: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@immutable
 class Elsewhere:
     """The run was last seen on another machine; whether it is alive cannot be known from here."""
 

@@ -7,15 +7,16 @@ the next attempt's session.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.fields import mapping, text
 
 
-@dataclass(frozen=True)
+@immutable
 class Intent:
     """`settings` are for the next attempt, for example {'num_workers': 2, 'prefetch': 1}.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import parse_json, read_part
 from jackline.rundir.access.writing import open_own
 
@@ -50,7 +50,7 @@ class JsonlWriter:
         os.close(self._fd)
 
 
-@dataclass(frozen=True)
+@immutable
 class Lines:
     """What was read: complete records, the offset to continue at, and how many lines were not JSON."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from jackline.immutable import immutable
 from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import list_runs
 from jackline.rundir.identity import compare_settings
@@ -25,7 +26,7 @@ FORKED = "forked_from"  # of run.json's settings: 'NAME at step N', a run in the
 _Item = TypeVar("_Item")
 
 
-@dataclass(frozen=True)
+@immutable
 class Same:
     """A run of the same command. `moved_from` is the folder it ran in, if that is gone."""
 

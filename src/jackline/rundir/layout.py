@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from jackline.immutable import immutable
 
 FORMAT = 1
 MAX_ENTRIES = 100_000  # of one folder; a run never comes near it
@@ -18,7 +19,7 @@ LIVE_VARIABLE = "JACKLINE_LIVE"  # set by the supervisor where viewers draw the 
 DISK_BUDGET_VARIABLE = "JACKLINE_DISK_BUDGET"  # bytes; from the supervisor to a session
 
 
-@dataclass(frozen=True)
+@immutable
 class RunDir:
     """One run's folder, `runs/NAME`."""
 
@@ -179,7 +180,7 @@ class RunDir:
         return attempts[-1] if attempts else None
 
 
-@dataclass(frozen=True)
+@immutable
 class AttemptDir:
     """One start of the command, `attempts/NNN`."""
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from jackline.immutable import immutable
 
 Liveness = Literal["alive", "gone", "elsewhere"]
 _MAX_PID = 2**31
 
 
-@dataclass(frozen=True)
+@immutable
 class ProcessId:
     """One process on one boot of one host."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from jackline.immutable import immutable
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
@@ -13,7 +12,7 @@ from jackline.rundir.records.session import read_session
 _COMMITTED = "checkpoint_committed"
 
 
-@dataclass(frozen=True)
+@immutable
 class Recorded:
     """`step`: the last step that a session reported. `saved_step`: of the newest checkpoint that it acknowledged."""
 

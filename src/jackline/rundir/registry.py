@@ -11,10 +11,11 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_whole
 from jackline.rundir.access.writing import NotOurs, private_folder
@@ -26,7 +27,7 @@ MAX_ENTRIES = 500
 NOT_VOUCHED = "-"  # registered, but this user has not seen what it would execute
 
 
-@dataclass(frozen=True)
+@immutable
 class RegistryEntry:
     """Where a run was when it was registered. `digest`: of the run.json that this user has made or accepted; absent
     in older files. `owner`: who the run's folder belonged to, since some file systems show another user. `inode`: of

@@ -7,11 +7,12 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.atomic import sha256_hex
 from jackline.rundir.layout import FORMAT, RunDir
@@ -25,7 +26,7 @@ class DamagedRun(UsageError):
     """A folder that should be a run but cannot be read as one."""
 
 
-@dataclass(frozen=True)
+@immutable
 class RunFile:
     """The contents of run.json. `options` are for the supervisor; `settings` decide whether two runs are the same."""
 

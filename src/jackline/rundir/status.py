@@ -6,9 +6,9 @@ Owns the rules in docs/RUN_FORMAT.md "alive"; works on a copied run directory. D
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jackline.immutable import immutable
 from jackline.rundir.access.trust import is_believable
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import ProcessId, host_name, is_alive
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # importing it costs 11 ms; only code that starts runs needs 
 STALE_AFTER_S = 10.0
 
 
-@dataclass(frozen=True)
+@immutable
 class RunStatus:
     """What the files and the kernel say about a run right now."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.rundir.access.secrets import HIDDEN, hide_in
 from jackline.rundir.records.fields import decode
 
 
-@dataclass(frozen=True)
+@immutable
 class SuperviseOptions:
     """Defaults are those of `jackline run` for a user's own command. `..._attached` applies once the script has
     attached (`jackline.attach`), because it can then resume exactly; None means the same as without attach."""

@@ -7,9 +7,9 @@ run, and does what it returns. `diagnosis` has already decided why an attempt en
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jackline.diagnosis.deaths.evidence import Cause
+from jackline.immutable import immutable
 from jackline.rundir.intent import Intent
 
 FIRST_DELAY_S = 5.0
@@ -36,7 +36,7 @@ _WORDS: dict[Cause, str] = {
 }
 
 
-@dataclass(frozen=True)
+@immutable
 class AttemptSummary:
     """One attempt that has ended. `made_progress`: it wrote a newer checkpoint than the one it resumed from."""
 
@@ -48,13 +48,13 @@ class AttemptSummary:
     traceback_hash: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class Restart:
     delay_s: float
     why: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Stop:
     why: str
     is_crash_loop: bool = False

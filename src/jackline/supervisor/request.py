@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from jackline.errors import EXIT_FAILED
+from jackline.immutable import immutable
 from jackline.supervisor.options import SuperviseOptions
 
 
-@dataclass(frozen=True)
+@immutable
 class StartRequest:
     """`reporter` and `lock` are descriptors that the supervisor inherits; `lock` only for a run just created."""
 
@@ -43,7 +44,7 @@ class StartRequest:
         return request
 
 
-@dataclass(frozen=True)
+@immutable
 class StartAnswer:
     """An empty `problem` means that the command runs. A message with `said` is a line to print before the answer."""
 

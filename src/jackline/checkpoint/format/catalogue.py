@@ -14,7 +14,6 @@ Does not judge bytes (verify.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from jackline.checkpoint.format.manifest import (
 )
 from jackline.checkpoint.format.verify import check_sizes, read_manifest
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.records.mirror import UploadRecord, read_mirror
@@ -43,7 +43,7 @@ BEST = "best"
 _MAX_NAME_BYTES = 200
 
 
-@dataclass(frozen=True)
+@immutable
 class Listed:
     """One checkpoint after a quick look: the manifest is verified, file lengths are right, data is not read."""
 

@@ -24,6 +24,7 @@ from jackline.checkpoint.format.manifest import TENSORS, Damage, is_safe_file_na
 from jackline.checkpoint.format.regions import Region, parse_parts, runs_of
 from jackline.checkpoint.format.verify import open_to_read
 from jackline.errors import JacklineError, UsageError
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_whole
 
 METADATA = ".metadata"
@@ -39,7 +40,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@immutable
 class Named:
     """A class or function that a pickle names. It is never looked up."""
 
@@ -161,7 +162,7 @@ def read_plain(data: bytes, what: str) -> Any:
 # -- the folder -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@immutable
 class Tensor:
     """One tensor of the folder: where it belongs, and where the bytes of its parts are."""
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ from jackline.checkpoint.format.tree import KIND
 from jackline.checkpoint.format.verify import open_to_read, read_header, verify_checkpoint
 from jackline.errors import JacklineError, UsageError
 from jackline.extras import require
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_whole
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
@@ -42,7 +42,7 @@ _BLOCK_BYTES = 8 << 20
 _CKPT, _LIGHTNING = "checkpoint", "pytorch-lightning_version"
 
 
-@dataclass(frozen=True)
+@immutable
 class Exported:
     """One exported file and its contents."""
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jackline.checkpoint.format.manifest import Damage, parse_json
+from jackline.immutable import immutable
 
 ALIGNMENT = 4096
 LINE_BYTES = 64
@@ -29,7 +29,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@immutable
 class StoredTensor:
     """One tensor in a file. `begin` and `end` count from the first tensor byte, as the format defines it."""
 
@@ -40,7 +40,7 @@ class StoredTensor:
     end: int
 
 
-@dataclass(frozen=True)
+@immutable
 class Header:
     """What a tensor file holds, and where its tensors begin in the file."""
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from jackline.checkpoint.format.hashing import CHUNK_BYTES, UnknownHash, chunk_offsets, digest, join_digests
+from jackline.immutable import immutable
 
 FORMAT = 1
 KIND = "jackline checkpoint"
@@ -102,7 +103,7 @@ def is_left_behind(name: Name, rewinds: Iterable[Rewind]) -> bool:
     return any(name.step > rewind.step and name.retry < rewind.retry for rewind in rewinds)
 
 
-@dataclass(frozen=True)
+@immutable
 class FileEntry:
     """One file in the manifest: its exact length and the checksum of each 16 MiB."""
 
@@ -114,7 +115,7 @@ class FileEntry:
         return {"size_bytes": self.size_bytes, "chunks": list(self.chunks)}
 
 
-@dataclass(frozen=True)
+@immutable
 class Manifest:
     """The description a checkpoint carries.
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from jackline.immutable import immutable
 
 SHARDED = "sharded"  # the kind of the node
 
 
-@dataclass(frozen=True)
+@immutable
 class Region:
     """A box inside a tensor: where it begins, and its shape."""
 

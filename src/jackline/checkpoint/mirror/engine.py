@@ -28,6 +28,7 @@ from jackline.checkpoint.format.manifest import Damage
 from jackline.checkpoint.mirror.bundle import pack_run
 from jackline.checkpoint.mirror.store import Store, open_store
 from jackline.checkpoint.writer.lock import AnotherWriter, WriterLock
+from jackline.immutable import immutable
 from jackline.machine.priority import step_back
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify, is_alive
@@ -51,7 +52,7 @@ ASKED_RETRY_S = 15.0  # the longest pause while somebody waits for the upload
 LAST_TRIES = 4  # after SIGTERM, when another mirror waits for the lock
 
 
-@dataclass(frozen=True)
+@immutable
 class File:
     """A file of a checkpoint: here, and its name in the checkpoint's folder in the store.
 
@@ -64,7 +65,7 @@ class File:
     identity: tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@immutable
 class Item:
     """A checkpoint to upload. `folder`: where in the store. `mark`: name and contents of the file that goes last."""
 
@@ -256,7 +257,7 @@ class Mirror:
             write_mirror(self.file, self.record)
 
 
-@dataclass(frozen=True)
+@immutable
 class MirrorOptions:
     """What the owner decides. `folder`: the checkpoints. `pattern`: where a user's script writes its own.
 

@@ -12,7 +12,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +34,7 @@ from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.writer.commit import free_place
 from jackline.checkpoint.writer.disk import Disk
 from jackline.errors import CannotResume
+from jackline.immutable import immutable
 from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 _GENERATION = re.compile(r"(step-\d{8,19}(?:-r\d+)?)-[0-9a-f]{12}-[0-9a-f]{4}")
 
 
-@dataclass(frozen=True)
+@immutable
 class Generation:
     """One uploaded checkpoint: its name, and the name of its folder in the store."""
 
@@ -52,7 +52,7 @@ class Generation:
     folder: str
 
 
-@dataclass(frozen=True)
+@immutable
 class There:
     """What the mirror has of one run: uploads, newest first, finished or not, and the rewinds."""
 
@@ -65,7 +65,7 @@ class There:
         return [generation for generation in self.generations if not is_left_behind(generation.name, rules)]
 
 
-@dataclass(frozen=True)
+@immutable
 class Fetched:
     name: Name
     path: Path

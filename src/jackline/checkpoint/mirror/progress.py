@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.manifest import Name, is_left_behind
 from jackline.checkpoint.ticket import Event, describe_report
+from jackline.immutable import immutable
 from jackline.rundir.records.mirror import MirrorRecord, read_mirror
 from jackline.units import format_bytes, format_duration
 
 LOOK_EVERY_S = 1.0
 
 
-@dataclass(frozen=True)
+@immutable
 class LossBounds:
     """How much work is lost if the process crashes now, and if the machine does. None: everything since the start."""
 
@@ -30,7 +30,7 @@ class LossBounds:
         return f"at risk: {process}; if the machine is lost, {_lost(self.machine_s)}{how}"
 
 
-@dataclass(frozen=True)
+@immutable
 class Left:
     """A checkpoint that the mirror does not have yet. `newest` is the newest that it has."""
 

@@ -25,11 +25,12 @@ from jackline.checkpoint.writer.commit import WRITE_THREADS, Draft, DraftFile
 from jackline.checkpoint.writer.disk import Disk
 from jackline.checkpoint.writer.parts import join_parts
 from jackline.checkpoint.writer.wire import Message
+from jackline.immutable import immutable
 
 Report = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True)
+@immutable
 class Done:
     """A save that was acknowledged."""
 

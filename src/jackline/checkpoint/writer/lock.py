@@ -13,10 +13,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_json
 from jackline.rundir.access.writing import open_own
 from jackline.rundir.lock import RunLock
@@ -31,7 +31,7 @@ class AnotherWriter(Exception):
     """The writer of a running trainer holds the folder."""
 
 
-@dataclass(frozen=True)
+@immutable
 class Holder:
     """Who holds the lock, as far as the file is readable. `phase`: 'committing', 'idle' or 'closing'."""
 
@@ -40,7 +40,7 @@ class Holder:
     phase: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Orphan:
     """What is known of a writer whose trainer has exited.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from jackline.checkpoint.format.verify import check_sizes, read_manifest
 from jackline.checkpoint.writer.commit import Draft, delete_checkpoint
 from jackline.checkpoint.writer.disk import Disk
 from jackline.checkpoint.writer.lock import read_holder
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.process_id import liveness
 
@@ -37,7 +37,7 @@ class PartLost(ValueError):
     """A rank's part will not come; the text says which and why."""
 
 
-@dataclass(frozen=True)
+@immutable
 class Team:
     """The ranks that write one checkpoint together, and this writer's place among them."""
 

@@ -8,16 +8,16 @@ stays, and the best.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from jackline.checkpoint.format.manifest import Name, Rewind, is_left_behind
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 
 ALWAYS_KEPT = 2
 KEPT_IN_BUDGET = 1  # where a disk budget would leave no room for the next save
 
 
-@dataclass(frozen=True)
+@immutable
 class Keep:
     """What to keep besides the last two good ones.
 

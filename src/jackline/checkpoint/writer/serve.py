@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from jackline.checkpoint.writer.parts import Team, clear_parts, note_failed
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.upkeep import Upkeep
 from jackline.checkpoint.writer.wire import Channel, Closed, Message
+from jackline.immutable import immutable
 from jackline.machine.disk import explain_refusal, used_bytes
 from jackline.machine.priority import step_back
 from jackline.rundir.process_id import ProcessId, identify, is_alive
@@ -54,7 +55,7 @@ MIRROR_POLL_S = 5.0
 GRACE_S = 1.0  # for the rest of a message whose sender has crashed
 
 
-@dataclass(frozen=True)
+@immutable
 class Options:
     """What the trainer decides at the start. `is_direct` None: find out by testing."""
 

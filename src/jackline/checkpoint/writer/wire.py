@@ -11,8 +11,9 @@ import socket
 import struct
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
+
+from jackline.immutable import immutable
 
 _HEAD = struct.Struct("<II?3x")  # bytes of JSON, bytes of payload, is a descriptor attached
 _READ_BYTES = 1 << 20
@@ -22,7 +23,7 @@ class Closed(Exception):
     """The other side has closed the socket."""
 
 
-@dataclass(frozen=True)
+@immutable
 class Message:
     body: dict[str, Any]
     payload: bytes = b""

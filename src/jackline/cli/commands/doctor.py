@@ -13,7 +13,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from jackline.diagnosis.preflight.check import (
 from jackline.diagnosis.preflight.target import read_command_line
 from jackline.errors import EXIT_DONE, EXIT_FAILED
 from jackline.extras import TRAINING, require
+from jackline.immutable import immutable
 from jackline.machine.disk import DiskReading, read_disk
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.host import describe_host
@@ -51,7 +52,7 @@ NEARLY_FULL = 0.85
 MEETING_PORT = 29500
 
 
-@dataclass(frozen=True)
+@immutable
 class Machine:
     """All readings, taken once; the report is made only from these."""
 

@@ -16,20 +16,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from jackline.diagnosis.preflight.check import Check
 from jackline.errors import EXIT_DONE, UsageError
+from jackline.immutable import immutable
 from jackline.trainer.recipe import RECIPES
 
 EXIT_INTERRUPTED = 130
 _OWN_FILE = re.compile(r".+\.py(:\w+)?")
 
 
-@dataclass(frozen=True)
+@immutable
 class RecipeRequest:
     """The request: the recipe, its settings, and our own options that were among them."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+
+from jackline.immutable import immutable
 
 PORT = 29500
 RESUMABLE = 75
 
 
-@dataclass(frozen=True)
+@immutable
 class Job:
     """What to start, and on how much. `command` is the script with its arguments, as torchrun gets it."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.place import choose_place
 from jackline.cli.commands.train import folder_settings, resolve
 from jackline.errors import JacklineError, UsageError
+from jackline.immutable import immutable
 from jackline.rundir.command import plain_settings
 from jackline.rundir.identity import compare_settings
 from jackline.rundir.kin import FORKED
@@ -28,7 +28,7 @@ _TRAINER = ["-m", "jackline.trainer"]
 _SCHEDULE = ("lr", "min_lr", "schedule", "warmup_steps", "decay_steps", "max_steps", "epochs", "schedule_start")
 
 
-@dataclass(frozen=True)
+@immutable
 class Changed:
     """The command and the settings of the next attempt, and what differs: 'lr: 0.001 -> 0.0003'."""
 

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from jackline.cli.commands.plan import plan_request
 from jackline.errors import EXIT_STOPPED
+from jackline.immutable import immutable
 from jackline.machine.gpu.watch import read_gpus
 from jackline.machine.memory import effective_limit, used_against
 from jackline.rundir.layout import RunDir
@@ -42,7 +43,7 @@ _WITHOUT = (
 _NO_MEMORY = frozenset(_WITHOUT.split())
 
 
-@dataclass(frozen=True)
+@immutable
 class Combination:
     """One training: `varied` are the values that tell it from the others."""
 
@@ -58,7 +59,7 @@ class Combination:
         return str(self.config["metric"])
 
 
-@dataclass(frozen=True)
+@immutable
 class Limits:
     """`number`: that many at the same time; None: by memory. `needs`: bytes of the GPU for each run's name, where one
     is trained on and it was planned."""
@@ -68,7 +69,7 @@ class Limits:
     num_cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
 
-@dataclass(frozen=True)
+@immutable
 class Memory:
     """Of now. `peak_bytes`: the most host memory that one training has needed; None: not known yet."""
 

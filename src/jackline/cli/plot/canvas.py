@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jackline.cli.text.paint import num_cells
+from jackline.immutable import immutable
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille cell, by row and column
 _BRAILLE = 0x2800
@@ -19,7 +19,7 @@ COLORS = ("36", "33", "35", "32", "34", "96", "93", "95")
 LABEL = 9  # cells before the axis
 
 
-@dataclass(frozen=True)
+@immutable
 class Curve:
     """Points in order of x. A value that is not finite leaves a gap."""
 
@@ -27,7 +27,7 @@ class Curve:
     points: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True)
+@immutable
 class Style:
     """How it is drawn. `columns` is the width of everything, labels included."""
 
@@ -38,7 +38,7 @@ class Style:
     is_log: bool = False
 
 
-@dataclass(frozen=True)
+@immutable
 class Frame:
     """What the edges of the drawing stand for."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from jackline.cli.plot.canvas import Curve
 from jackline.cli.view.live_line import is_evaluation
+from jackline.immutable import immutable
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.metrics import Point, Series, read_series
 from jackline.rundir.records.timeline import read_timeline
@@ -26,7 +26,7 @@ _GIB = 2**30
 _RATE_WINDOW = 200  # points of a throughput curve
 
 
-@dataclass(frozen=True)
+@immutable
 class Panel:
     """Curves that share an axis: one for each run, or one for training and one for evaluation."""
 
@@ -34,7 +34,7 @@ class Panel:
     curves: tuple[Curve, ...]
 
 
-@dataclass(frozen=True)
+@immutable
 class RunCurves:
     name: str
     path: str

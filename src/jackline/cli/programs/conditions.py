@@ -6,10 +6,11 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 
 OVER = ("finished", "stopped", "dead")
 # word -> what it waits for; also the text of the guide.
@@ -30,7 +31,7 @@ _METRIC = re.compile(r"(?P<name>[^<>=]+?)\s*(?P<sign><=|>=|<|>)\s*(?P<value>[^<>
 _HINT = "such as: --until 'ended,stuck,step=1000,loss<2.5'"
 
 
-@dataclass(frozen=True)
+@immutable
 class Condition:
     """`text` as typed. A comparison has a `name`, a `sign` and a `value`; a word has only its text."""
 
@@ -40,7 +41,7 @@ class Condition:
     value: float = 0.0
 
 
-@dataclass(frozen=True)
+@immutable
 class Facts:
     """What is known of the run now. `metrics`: every value since the last look, oldest first."""
 

@@ -12,7 +12,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from jackline.cli.options import find, json_option, run_argument, runs_dir_optio
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_text
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import parse_json, read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
@@ -39,7 +39,7 @@ _FILE = re.compile(r"events-(supervisor|\d+)\.jsonl")
 Cursor = dict[str, int]  # 'supervisor' or a rank -> offset
 
 
-@dataclass(frozen=True)
+@immutable
 class Happened:
     """An event, whose file it is from, and where that file continues."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jackline.cli.programs.conditions import OVER, Condition, Facts
 from jackline.cli.text.safety import safe_text
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import SessionRecord
@@ -29,7 +29,7 @@ MAX_METRICS = 8
 MAX_NAME = 60
 
 
-@dataclass(frozen=True)
+@immutable
 class Look:
     """A run as its small files describe it now."""
 

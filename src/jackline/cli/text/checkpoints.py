@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from jackline.checkpoint.format.manifest import TENSORS, Name
 from jackline.cli.text.paint import stdout_columns, stdout_has_color
 from jackline.cli.text.safety import safe_text
 from jackline.cli.text.table import Cell, Column, draw_table
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.records.fields import moment
 from jackline.rundir.records.fields import text as text_field
@@ -25,7 +26,7 @@ MAX_LINE = 400
 _SET_ASIDE_SHOWN = 5
 
 
-@dataclass(frozen=True)
+@immutable
 class Row:
     """One checkpoint in the list. `read_back_at_s`: when it was last read from the disk and verified."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.exit import read_exit
@@ -18,7 +18,7 @@ from jackline.units import format_duration
 _PASSED_OVER_SHOWN = 3
 
 
-@dataclass(frozen=True)
+@immutable
 class NextStart:
     """`lines` are for people; `checkpoint` is None for a start from scratch, and when the user must decide."""
 

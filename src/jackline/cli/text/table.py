@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jackline.cli.text.paint import Tone, num_cells, paint, shorten
+from jackline.immutable import immutable
 
 _GAP = "  "
 _SHORTEST = 8
 
 
-@dataclass(frozen=True)
+@immutable
 class Column:
     """`floor`: longer cells are cut first, shorter ones where that is not enough; 0: none ever. `rank`: on a narrow
     terminal the column with the highest rank is left out first: 2 and more before anything is cut, 1 when cutting is
@@ -23,7 +23,7 @@ class Column:
     is_right: bool = False
 
 
-@dataclass(frozen=True)
+@immutable
 class Cell:
     text: str
     tone: Tone = ""

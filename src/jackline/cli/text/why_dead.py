@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.logs.clues import explain_log
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import AttemptDir, RunDir
@@ -32,7 +33,7 @@ _TAIL_LINES = 200
 _SHOWN_TAIL_LINES = 8
 
 
-@dataclass(frozen=True)
+@immutable
 class Death:
     """What is known about the end of the last attempt. `origin` says from which file."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from jackline.diagnosis.frames import ProcessStack
 from jackline.diagnosis.frames import to_json as stack_json
 from jackline.diagnosis.logs.clues import LastWritten, LogFile, explain_output, find_last_written, find_logs, to_json
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.machine.gpu.watch import GpuUse, read_gpus
 from jackline.machine.proc import read_tree
 from jackline.machine.procfs import read_bytes
@@ -39,7 +40,7 @@ SAMPLE_EVERY_S = 1.0
 _MOST_PROCESS_LINES = 12
 
 
-@dataclass(frozen=True)
+@immutable
 class Look:
     """Everything seen in one process tree."""
 

@@ -7,10 +7,10 @@ session inside the training; without one, from what the command prints; without 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from jackline.cli.text.paint import Tone, num_cells, shorten
 from jackline.cli.text.safety import safe_text
+from jackline.immutable import immutable
 from jackline.review.limits import judge_fit
 from jackline.rundir.records.session import SessionRecord
 from jackline.rundir.records.supervisor import GpuRecord, ProgressRecord, SupervisorRecord
@@ -35,13 +35,13 @@ _TRAINING_PHASES = ("", "train", "training", "step", "steps", "batch", "iter", "
 _EVALUATIONS = ("val", "eval", "test", "dev")
 
 
-@dataclass(frozen=True)
+@immutable
 class Line:
     text: str
     tone: Tone
 
 
-@dataclass(frozen=True)
+@immutable
 class _Part:
     """`rank`: where there is little room, parts with a lower one are taken first; 0 always stays, and is cut if need
     be. `short`: its text where not everything fits."""

@@ -7,12 +7,12 @@ rundir/records decides what counts then.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jackline.checkpoint.place import choose_place
 from jackline.diagnosis.logs.curves import Curves, read_curves
 from jackline.diagnosis.logs.verdict import LogFacts, LogVerdict, judge_log, read_log_facts
+from jackline.immutable import immutable
 from jackline.machine.disk import used_bytes
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LIVE = ("alive", "unwatched")
 
 
-@dataclass(frozen=True)
+@immutable
 class Pause:
     """A live run that was stopped by a signal or is held by a debugger; `since_s` is time.time()."""
 
@@ -38,7 +38,7 @@ class Pause:
     since_s: float | None
 
 
-@dataclass(frozen=True)
+@immutable
 class RunView:
     """Everything that is shown about one run. `problem` is why run.json could not be read."""
 

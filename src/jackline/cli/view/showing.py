@@ -10,12 +10,12 @@ import os
 import signal
 import stat
 import time
-from dataclasses import dataclass
 
 from jackline.cli.programs.started import print_started
 from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import confirm
 from jackline.errors import EXIT_CANNOT_RESUME, EXIT_DONE, JacklineError, UsageError
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_part
 from jackline.rundir.create import Claim, remove_run
 from jackline.rundir.layout import RunDir
@@ -32,7 +32,7 @@ _NOT_FOUND = ("command_not_found", "import_error")
 _FEW_BYTES = 16 << 10
 
 
-@dataclass(frozen=True)
+@immutable
 class How:
     """How a run is shown. `as_json`: with `detach`, the answer goes to stdout as JSON. `is_quiet`: only errors of our
     own are printed."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from jackline.diagnosis.frames import Frame
+from jackline.immutable import immutable
 from jackline.rundir.records.fields import decode, each
 
 Confidence = Literal["certain", "likely", "not sure"]
@@ -41,7 +42,7 @@ Cause = Literal[
 ]
 
 
-@dataclass(frozen=True)
+@immutable
 class SentSignal:
     """A signal that Jackline itself sent, and why: 'ctrl-c', 'stop', 'stuck', 'time-limit', 'memory', 'clean-up'."""
 
@@ -50,7 +51,7 @@ class SentSignal:
     why: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class DiskSpace:
     """A disk that the command wrote to, or whose path its error names, measured when the attempt had ended."""
 
@@ -59,7 +60,7 @@ class DiskSpace:
     total_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@immutable
 class GpuGrowth:
     """GPU memory that grew steadily until the end, which a single large allocation does not."""
 
@@ -68,7 +69,7 @@ class GpuGrowth:
     bytes_per_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@immutable
 class RankEnd:
     """One rank of a distributed job, as it was seen last."""
 
@@ -106,7 +107,7 @@ _OWN = {
 }
 
 
-@dataclass(frozen=True)
+@immutable
 class Evidence:
     """Everything the supervisor knew when an attempt ended. Saved inside exit.json, so `why` can diagnose again."""
 
@@ -160,7 +161,7 @@ class Evidence:
         return decode(Evidence, raw, _OWN)
 
 
-@dataclass(frozen=True)
+@immutable
 class Finding:
     """One conclusion: what happened with values, how certain it is, what to do next."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line
 from jackline.diagnosis.deaths.traceback_text import ErrorText
+from jackline.immutable import immutable
 
 _CUDA = re.compile(r"(?:CUDA|HIP) error: (.+)|CUBLAS_STATUS_(?!ALLOC_FAILED)\w+|CUDNN_STATUS_\w+|cuDNN error: .+")
 _ASSERTION = re.compile(r"Assertion `(.+?)` failed")
@@ -24,7 +24,7 @@ _NCCL_SAID = re.compile(r"NCCL error.*?\.[ch]pp:\d+, (?P<words>[a-z ]*[a-z])|NCC
 _NCCL_DUPLICATE = re.compile(r"Duplicate GPU detected ?: ?rank (\d+) and rank (\d+)")
 
 
-@dataclass(frozen=True)
+@immutable
 class _Kind:
     words: str
     title: str

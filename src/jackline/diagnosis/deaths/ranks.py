@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding, RankEnd
 from jackline.diagnosis.deaths.launcher import HEADER, LauncherNoise
@@ -17,6 +17,7 @@ from jackline.diagnosis.deaths.sentences import at_place, ran_line
 from jackline.diagnosis.deaths.signal import fault_place
 from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, find_chains
 from jackline.diagnosis.frames import Frame
+from jackline.immutable import immutable
 from jackline.units import rank_words
 
 # What the remaining ranks say when one has gone.
@@ -48,7 +49,7 @@ _SIGTERM = 15
 _MOST_SHOWN = 40
 
 
-@dataclass(frozen=True)
+@immutable
 class Reported:
     """A rank that the launcher saw fail; `code` is negative for a signal, None when it was not told."""
 
@@ -57,7 +58,7 @@ class Reported:
     pid: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class First:
     """The rank that failed first. `evidence` is about this rank alone, for the rules of a single process."""
 

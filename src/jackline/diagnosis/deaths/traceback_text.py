@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
+from jackline.immutable import immutable
 from jackline.rundir.atomic import sha256_hex
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\)(:| ─)")
@@ -41,7 +42,7 @@ _MAX_FOREIGN_LINES = 50
 _MAX_PATH = 4096
 
 
-@dataclass(frozen=True)
+@immutable
 class ErrorText:
     """One error as printed. `frames` are outermost first, as Python prints them."""
 
@@ -80,7 +81,7 @@ class ErrorText:
         return next((frame for frame in reversed(self.frames) if frame.is_user), None)
 
 
-@dataclass(frozen=True)
+@immutable
 class Chain:
     """Errors that caused one another, in order. `end` is the line after the last of them."""
 

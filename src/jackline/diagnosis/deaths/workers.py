@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from dataclasses import dataclass
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.sentences import is_memory_nearly_full, place_line, ran_line
@@ -16,6 +15,7 @@ from jackline.diagnosis.deaths.signal import (
     signal_name,
 )
 from jackline.diagnosis.deaths.traceback_text import ErrorText
+from jackline.immutable import immutable
 
 _SIGNAL_WORDS = {
     "Killed": signals.SIGKILL,
@@ -44,7 +44,7 @@ _LOADER_HINT = "`jackline logs` shows what the worker said last; with num_worker
 _CRASHES = (signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT)
 
 
-@dataclass(frozen=True)
+@immutable
 class Lost:
     """A process of the run that has ended; unknown fields are None."""
 

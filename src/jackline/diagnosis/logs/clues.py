@@ -10,12 +10,12 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jackline.diagnosis.deaths.collect import tail_lines
 from jackline.diagnosis.logs.verdict import are_only_warnings
+from jackline.immutable import immutable
 from jackline.machine.proc import open_files, read_command, read_environ
 from jackline.machine.procfs import read_link
 from jackline.units import format_bytes, format_duration
@@ -34,7 +34,7 @@ _PASSED_OVER = (".git", "__pycache__", "node_modules", ".venv", "venv", "site-pa
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
+@immutable
 class LogFile:
     """A file that a process of the tree has open for writing."""
 
@@ -48,7 +48,7 @@ class LogFile:
         return f"{kind} {self.path}: {format_bytes(self.size_bytes)}, written {_ago(now_s - self.modified_s)}"
 
 
-@dataclass(frozen=True)
+@immutable
 class LastWritten:
     """`is_open`: the process has it open; otherwise it is just the newest file under its working folder."""
 

@@ -6,9 +6,9 @@ look for a bug that did not exist, and have hidden one that did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.rundir.layout import RunDir
 from jackline.units import format_duration
 
@@ -16,7 +16,7 @@ from jackline.units import format_duration
 BEHIND_S = 300.0
 
 
-@dataclass(frozen=True)
+@immutable
 class Curves:
     """When the newest event file and the newest metrics were written; None if there are none."""
 

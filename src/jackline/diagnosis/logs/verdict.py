@@ -6,10 +6,10 @@ A 0-byte log is the most common worry ("is it hung?"), so it is explained, not o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from jackline.diagnosis.deaths.collect import tail_lines
+from jackline.immutable import immutable
 from jackline.rundir.layout import RunDir
 from jackline.rundir.status import RunStatus
 from jackline.units import format_duration
@@ -25,7 +25,7 @@ _WARNING = (  # compiled where it is used: `status` imports this module
 )
 
 
-@dataclass(frozen=True)
+@immutable
 class LogFacts:
     """What was found; `own_lines` are the last lines of the command, without Jackline's notes."""
 
@@ -35,7 +35,7 @@ class LogFacts:
     own_lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@immutable
 class LogVerdict:
     kind: LogKind
     text: str

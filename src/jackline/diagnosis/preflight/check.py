@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ from jackline.diagnosis.packages import install_hint, package_of
 from jackline.diagnosis.preflight import import_probe
 from jackline.diagnosis.preflight.target import Target
 from jackline.extras import requirement
+from jackline.immutable import immutable
 
 State = Literal["ok", "note", "problem"]
 
@@ -31,7 +31,7 @@ HELP_TIMEOUT_S = 60.0
 HELP_LINES = 6
 
 
-@dataclass(frozen=True)
+@immutable
 class Check:
     """The result of one check. A problem would stop the command; a note may cost time later."""
 
@@ -301,7 +301,7 @@ print("::jackline-python " + json.dumps([sys.prefix, sys.executable, found]))
 """
 
 
-@dataclass(frozen=True)
+@immutable
 class OtherPython:
     """The interpreter that a person's own commands use. `version`: of the Jackline installed there, if any."""
 

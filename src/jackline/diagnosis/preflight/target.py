@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 
 PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*")
 SHELLS = ("sh", "bash", "dash", "zsh")
@@ -22,7 +23,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "colossalai", 
 COMMON = (*LAUNCHERS, *SHELLS, "python", "python3", "uv", "poetry", "make", "srun", "mpirun")
 
 
-@dataclass(frozen=True)
+@immutable
 class Target:
     """What a command line runs, as far as it is known."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir.records.fields import decode, integer
 
 
-@dataclass(frozen=True)
+@immutable
 class EventRecord:
     """One event. `facts` are its other fields: cause, exit_code, path ..."""
 

@@ -6,10 +6,10 @@ Written by the supervisor, or by the session of an attempt that has none.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 from jackline.errors import EXIT_STOPPED
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import FORMAT, AttemptDir
 from jackline.rundir.records.fields import decode, encode, left_out
@@ -19,7 +19,7 @@ _KILLED = ("kernel_oom", "killed_by_someone", "preempted", "timed_out", "other_s
 _CRASHED = ("segfault", "abort", "bus_error")
 
 
-@dataclass(frozen=True)
+@immutable
 class ExitRecord:
     """`exit_code` is what `jackline run` returns, `child_exit_code` the command's own. `evidence` and `findings` are
     `diagnosis.evidence` as JSON. An attempt without a supervisor has `is_bare` and none of the fields before it.

@@ -8,9 +8,10 @@ time, never by its path: many scripts rewrite the same path. Does not own the ch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import FORMAT, RunDir
 
@@ -25,7 +26,7 @@ OTHER = "other"  # stopped, killed, or ended for a reason unrelated to the check
 _OUTCOMES = (OPEN, ADVANCED, FAILED, OTHER)
 
 
-@dataclass(frozen=True)
+@immutable
 class Fingerprint:
     """Content and time of a file, or of a folder over all its files."""
 
@@ -45,7 +46,7 @@ class Fingerprint:
         return self.mtime_ns == other.mtime_ns and self.has_content_of(other)
 
 
-@dataclass(frozen=True)
+@immutable
 class Load:
     """One attempt that was started from this checkpoint."""
 
@@ -54,7 +55,7 @@ class Load:
     cause: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class Known:
     """One checkpoint. `written_by` is the attempt during which it appeared; None when none ran. `order_ns` is when it
     was written, because a copy may have lost its mtime."""
@@ -68,7 +69,7 @@ class Known:
     kept: str = ""  # the copy, relative to the run directory
 
 
-@dataclass(frozen=True)
+@immutable
 class ForeignRecord:
     """The contents of foreign.json, oldest checkpoint first."""
 

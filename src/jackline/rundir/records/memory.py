@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode, encode
@@ -12,7 +13,7 @@ from jackline.rundir.records.fields import decode, encode
 _PLAUSIBLE = (0.2, 5.0)  # a plan that is off by more than this was of something else
 
 
-@dataclass(frozen=True)
+@immutable
 class RehearsedRecord:
     """What a rehearsal found, and for which device and settings that is true."""
 
@@ -29,7 +30,7 @@ class RehearsedRecord:
         return all(number is not None and number >= 0 for number in numbers) and bool(self.micro_batch)
 
 
-@dataclass(frozen=True)
+@immutable
 class MemoryRecord:
     """`measured`: peaks for each act of the rehearsal. `correction`: measured over predicted, for the next plan."""
 

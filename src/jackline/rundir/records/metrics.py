@@ -8,10 +8,10 @@ printed; its supervisor recognised it. Both have the same shape, so that every r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jackline.immutable import immutable
 from jackline.rundir.jsonl import JsonlWriter, Lines, read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import MAX_NUMBER, flag, moment, number
@@ -35,7 +35,7 @@ class Point(NamedTuple):  # a tuple, because a long run has millions of them
     epoch: float | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class Series:
     """The values of one name, in the order in which they were reported."""
 

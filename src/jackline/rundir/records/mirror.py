@@ -7,17 +7,18 @@ checkpoints and the run's records) and `checkpoints/mirror.json` (Jackline's che
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.access.secrets import hide_in
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.fields import decode, encode, left_out
 
 
-@dataclass(frozen=True)
+@immutable
 class UploadRecord:
     """One checkpoint in the store. `state`: 'uploaded', or 'confirmed' once the store vouched for its bytes.
 
@@ -32,7 +33,7 @@ class UploadRecord:
     confirmed_at_s: float | None = left_out()
 
 
-@dataclass(frozen=True)
+@immutable
 class UploadingRecord:
     """The upload under way; no name when there is none."""
 
@@ -41,7 +42,7 @@ class UploadingRecord:
     total_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class TroubleRecord:
     """Why the last try failed; empty after a success."""
 
@@ -62,7 +63,7 @@ _OWN = {
 }
 
 
-@dataclass(frozen=True)
+@immutable
 class MirrorRecord:
     """`store` is where it copies to. `answered`: the number of the last request (`MirrorProcess.ask`) after which the
     store had everything."""

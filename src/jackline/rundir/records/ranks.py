@@ -5,12 +5,11 @@ A module of its own, so that commands that look at a single process do not pay f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from jackline.immutable import immutable
 from jackline.rundir.records.fields import left_out
 
 
-@dataclass(frozen=True)
+@immutable
 class RankRecord:
     """One rank of a distributed job and what it does. `is_gone`: it has ended while others run."""
 

@@ -7,9 +7,9 @@ people is made here, so that the log, the event and the command say the same.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.fields import decode, encode
@@ -30,7 +30,7 @@ CAUSES = {
 }
 
 
-@dataclass(frozen=True)
+@immutable
 class RescueRecord:
     """`outcome` is saved, writing, refused or failed; `moment` says between which lines of the training it was taken.
     `parts` and `values` are what was found; `missing` is what cannot be had."""

@@ -19,11 +19,11 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_part
 from jackline.rundir.access.writing import open_own
@@ -36,7 +36,7 @@ _FIELDS = struct.Struct("<QII")
 _ENTRY = struct.Struct("<QIII")  # the fields, and the CRC-32 of their bytes
 
 
-@dataclass(frozen=True)
+@immutable
 class SeenBatch:
     """`number` counts the batches of the run from 0; `step`: steps done before it."""
 
@@ -80,7 +80,7 @@ def _entries(data: bytes) -> Iterator[SeenBatch]:
             yield SeenBatch(number, step, checksum)
 
 
-@dataclass(frozen=True)
+@immutable
 class Skip:
     """Batches `first` up to `end`, without `end`. `step`: the checkpoint that was gone back to, if one was.
 
@@ -104,7 +104,7 @@ class Skip:
         return f"{self.first}:{self.end}"
 
 
-@dataclass(frozen=True)
+@immutable
 class SkippedBatches:
     ranges: tuple[Skip, ...] = ()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
@@ -13,7 +14,7 @@ from jackline.rundir.records.fields import decode, each, encode, left_out
 from jackline.rundir.records.supervisor import GpuUserRecord, ProgressRecord
 
 
-@dataclass(frozen=True)
+@immutable
 class PlaceRecord:
     """The epoch and the batch, each with its total, counted from 1."""
 
@@ -23,7 +24,7 @@ class PlaceRecord:
     num_batches: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class BestRecord:
     """The best checkpoint that is kept, and the metric that decided it."""
 
@@ -32,7 +33,7 @@ class BestRecord:
     value: float | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class LossBoundsRecord:
     """How much work is lost if the process is killed now, and if the machine is lost."""
 
@@ -42,7 +43,7 @@ class LossBoundsRecord:
     note: str | None = left_out()
 
 
-@dataclass(frozen=True)
+@immutable
 class SavedRecord:
     """The newest checkpoint of the session."""
 
@@ -51,7 +52,7 @@ class SavedRecord:
     path: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class OomRecord:
     """The last time a GPU's memory ran out."""
 
@@ -70,7 +71,7 @@ class OomRecord:
     text: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class GpuBooksRecord:
     """The memory statistics of PyTorch's allocator for this process."""
 
@@ -80,7 +81,7 @@ class GpuBooksRecord:
     peak_reserved_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class HostGuardRecord:
     """Host memory, as measured by the session's memory guard."""
 
@@ -93,7 +94,7 @@ class HostGuardRecord:
     prefetch: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class SessionMemoryRecord:
     """Memory of the training process. `gpu` is the GPU, if there is one."""
 
@@ -130,7 +131,7 @@ _OWN = {
 }
 
 
-@dataclass(frozen=True)
+@immutable
 class SessionRecord:
     """`doing`: the current part of a step. `spent_s`: the attempt's time in each part. `metrics`: what the loop
     logged last."""

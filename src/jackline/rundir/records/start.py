@@ -6,16 +6,16 @@ start.json.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.fields import decode, encode, left_out
 
 
-@dataclass(frozen=True)
+@immutable
 class StartRecord:
     """`exec_errno` is set when the kernel refused to run the command. `is_adopted`: Jackline did not start it, so
     nobody signals it and nobody learns its exit code."""
@@ -39,7 +39,7 @@ class StartRecord:
         return encode(self)
 
 
-@dataclass(frozen=True)
+@immutable
 class WaitRecord:
     """Either `exit_code` or `signal` is known. `orphans`: processes that outlived the command."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.fields import decode, encode, left_out
 
 
-@dataclass(frozen=True)
+@immutable
 class StopRequest:
     """`by` is a text that says who asks; `grace_s` is how long the stop may take, None for the run's own setting."""
 

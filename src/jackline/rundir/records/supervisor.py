@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
@@ -13,7 +14,7 @@ from jackline.rundir.records.fields import decode, each, encode, left_out
 _ONE_OF = {"epochs": "epoch", "steps": "step", "batches": "batch", "iterations": "iteration", "episodes": "episode"}
 
 
-@dataclass(frozen=True)
+@immutable
 class VerdictRecord:
     """PROGRESS, BUSY, WAITING, PAUSED, SUSPECT or STUCK. `next_kind` is the alarm that follows in `next_in_s` if
     nothing changes. `since_s` is only in older files, written before `for_s` existed."""
@@ -42,7 +43,7 @@ class VerdictRecord:
         return self.kind == "PAUSED"
 
 
-@dataclass(frozen=True)
+@immutable
 class NowRecord:
     """What the command is doing now, and at which line."""
 
@@ -53,7 +54,7 @@ class NowRecord:
     source: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class HostMemoryRecord:
     """Host memory. `own_bytes` counts pages that processes share only once."""
 
@@ -68,7 +69,7 @@ class HostMemoryRecord:
     grows_at: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class GpuRecord:
     """One GPU, as the driver reports it."""
 
@@ -86,7 +87,7 @@ class GpuRecord:
     slowdown: str | None = left_out()
 
 
-@dataclass(frozen=True)
+@immutable
 class GpuUserRecord:
     """A process outside the run that uses memory of a GPU."""
 
@@ -95,7 +96,7 @@ class GpuUserRecord:
     used_bytes: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class ProgressRecord:
     """`done` of `total` `unit`s of one phase.
 
@@ -133,7 +134,7 @@ class ProgressRecord:
         return self.of in ("epoch", "bar")
 
 
-@dataclass(frozen=True)
+@immutable
 class PrintedNumberRecord:
     """The newest value of a metric that the command printed. `value` is None for NaN and infinity; `text` says it."""
 
@@ -145,7 +146,7 @@ class PrintedNumberRecord:
     is_guessed: bool | None = left_out()
 
 
-@dataclass(frozen=True)
+@immutable
 class OutputRecord:
     """How much of the command's output has been written to out.log."""
 
@@ -156,7 +157,7 @@ class OutputRecord:
     last_line: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class OomCountersRecord:
     """The kernel's OOM kill counters when the attempt began."""
 
@@ -165,7 +166,7 @@ class OomCountersRecord:
     machine_kills: int | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class IncidentRecord:
     """A file with the stacks of every process, written at an alarm."""
 
@@ -175,7 +176,7 @@ class IncidentRecord:
     text: str | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class CheckpointRecord:
     """The newest complete checkpoint that the command itself wrote."""
 
@@ -183,7 +184,7 @@ class CheckpointRecord:
     at_s: float | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class TimeLimitRecord:
     """When the run has to be over. `source`: 'given' (--time-limit) or the platform's name. `stops_at_s`: when the
     supervisor stops it; None where it only shows the limit. `ends_at_s`: when the platform ends everything.
@@ -215,7 +216,7 @@ _OWN = {
 }
 
 
-@dataclass(frozen=True)
+@immutable
 class SupervisorRecord:
     """`options` are SuperviseOptions as JSON. A part that is unknown has only empty fields."""
 
@@ -249,7 +250,7 @@ class SupervisorRecord:
     protections_off: tuple[str, ...] = ()
     restart_at_s: float | None = left_out()
     time_limit: TimeLimitRecord = TimeLimitRecord()
-    evidence: dict[str, Any] | None = left_out()  # noqa: RUF009 - as for the fields above
+    evidence: dict[str, Any] | None = left_out()
 
     @property
     def is_there(self) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir import atomic
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.fields import decode, encode
 
 
-@dataclass(frozen=True)
+@immutable
 class SurroundingsRecord:
     """`packages`: name to version, of the folders that its processes had mapped. `git` as in run.json."""
 

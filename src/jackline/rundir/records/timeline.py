@@ -6,9 +6,10 @@ of the same attempt. Charts of memory and speed, the bar of attempts and phases,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode, encode, left_out
@@ -16,7 +17,7 @@ from jackline.rundir.records.fields import decode, encode, left_out
 MAX_BYTES = 32 << 20
 
 
-@dataclass(frozen=True)
+@immutable
 class TimelineRecord:
     """`phase`, `step` and `spent_s` are the session's or, for a script without one, what its output tells. `what` is
     read from the stacks. `step` is None while something else is counted, such as bytes of data that are prepared.

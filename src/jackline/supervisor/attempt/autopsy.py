@@ -12,7 +12,6 @@ import re
 import time
 import traceback
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.diagnosis.deaths.collect import last_output, oom_delta, read_fault_text
@@ -22,6 +21,7 @@ from jackline.diagnosis.deaths.report import death_text, summary_line
 from jackline.diagnosis.deaths.traceback_text import fatal_chain, traceback_hash
 from jackline.diagnosis.frames import Frame
 from jackline.errors import EXIT_FAILED, EXIT_STOPPED
+from jackline.immutable import immutable
 from jackline.machine.disk import explain_refusal, read_disk
 from jackline.machine.kernel_log import read_kernel_kills
 from jackline.machine.memory import read_oom_counters, shm_free_bytes
@@ -48,7 +48,7 @@ RECENT_END_S = 60.0
 STOPPED_CAUSES = ("stopped", "time_limit")
 
 
-@dataclass(frozen=True)
+@immutable
 class Autopsy:
     """What is known about an attempt after it has ended."""
 

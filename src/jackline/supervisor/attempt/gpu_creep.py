@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from jackline.immutable import immutable
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import GpuReading
 from jackline.rundir.layout import AttemptDir
@@ -44,7 +45,7 @@ _PARTS = 5
 _MOST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
+@immutable
 class Creep:
     """`left_s`: until it is full at this rate. `window_s`: for how long it has been seen."""
 

@@ -11,10 +11,10 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.diagnosis.frames import ProcessStack
+from jackline.immutable import immutable
 from jackline.machine.readings import GpuReading, TreeReading
 from jackline.rundir.atomic import write_often
 from jackline.rundir.layout import AttemptDir
@@ -29,14 +29,14 @@ from jackline.supervisor.stacks.standing import Standing, read_standing
 from jackline.supervisor.stacks.take import native_text, sample_stacks, with_reports
 
 
-@dataclass(frozen=True)
+@immutable
 class StackRequest:
     pids: tuple[int, ...]
     native: bool = False
     inside: bool = False  # also ask each Python process who waits for whom
 
 
-@dataclass(frozen=True)
+@immutable
 class StackSample:
     """One sample of stacks. `native_text`, `standing` and `flight` are set only when requested."""
 

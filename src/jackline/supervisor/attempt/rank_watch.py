@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from jackline.diagnosis.deaths.collect import tail_lines
 from jackline.diagnosis.deaths.evidence import RankEnd
 from jackline.diagnosis.doing import describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
+from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading
 from jackline.rundir import atomic
 from jackline.rundir.access.writing import open_own
@@ -35,7 +36,7 @@ _ROOM_EVERY_S = 10.0
 StackOf = Callable[[int], ProcessStack | None]
 
 
-@dataclass(frozen=True)
+@immutable
 class Seen:
     """A rank when it was seen last."""
 

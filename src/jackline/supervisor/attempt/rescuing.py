@@ -12,8 +12,8 @@ import json
 import os
 import stat
 import time
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import read_state
 from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines
@@ -29,7 +29,7 @@ MEMORY_BELOW_S = 10.0
 _MOST_PROCESSES = 64
 
 
-@dataclass(frozen=True)
+@immutable
 class Asked:
     """A question under way."""
 

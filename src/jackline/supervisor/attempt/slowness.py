@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 from jackline.diagnosis.frames import ProcessStack
+from jackline.immutable import immutable
 from jackline.machine import procfs
 from jackline.machine.proc import read_command
 from jackline.machine.readings import GpuReading, ProcessReading
@@ -41,7 +41,7 @@ _SWAPPED_BYTES = 64 << 20
 _LOADING = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
 
-@dataclass(frozen=True)
+@immutable
 class Around:
     """What else was seen in one second. None: not known here."""
 

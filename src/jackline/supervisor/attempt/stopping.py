@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from jackline.immutable import immutable
 from jackline.machine.host import SessionEnd, find_session_end
 from jackline.rundir.records.stop_request import StopRequest
 from jackline.rundir.records.supervisor import TimeLimitRecord
@@ -25,7 +26,7 @@ LEAD_S, LEAD_WITH_MIRROR_S = 120.0, 300.0
 LEAST_LEAD_S = 10.0
 
 
-@dataclass(frozen=True)
+@immutable
 class Step:
     """One signal to send."""
 
@@ -34,7 +35,7 @@ class Step:
     text: str
 
 
-@dataclass(frozen=True)
+@immutable
 class Stopping:
     """How far the stop has got. `why` is one of the values of evidence.SentSignal."""
 
@@ -93,7 +94,7 @@ def _is_due(stopping: Stopping, now_s: float) -> bool:
     return now_s - stopping.last_step_at_s >= patience_s
 
 
-@dataclass(frozen=True)
+@immutable
 class TimeLimit:
     """The moments are time.monotonic(), which nobody can set. `stops_s` None: the limit is only shown."""
 
@@ -119,7 +120,7 @@ def choose_limit(
     return given if given is not None and given.ends_s <= (found.stops_s or found.ends_s) else found
 
 
-@dataclass(frozen=True)
+@immutable
 class Clocks:
     """One moment: time.monotonic() and time.time()."""
 

@@ -10,12 +10,12 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.diagnosis.deaths.collect import tail_lines
 from jackline.diagnosis.deaths.evidence import DiskSpace
 from jackline.diagnosis.logs.clues import is_log_name, newest_logs_under, within
+from jackline.immutable import immutable
 from jackline.machine.disk import read_disk
 from jackline.machine.proc import open_files
 from jackline.rundir.layout import RunDir
@@ -29,7 +29,7 @@ _PATIENCE_S = 1.0  # a network disk may hang
 _QUOTED_PATH = re.compile(r"""['"](/[^'"\n]{1,400})['"]""")
 
 
-@dataclass(frozen=True)
+@immutable
 class LastLog:
     """The last lines of the log file that was written last. `is_open`: the command itself had it open."""
 

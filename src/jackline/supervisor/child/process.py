@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jackline.errors import JacklineError, UsageError
+from jackline.immutable import immutable
 from jackline.machine.disk import explain_refusal
 from jackline.machine.proc import list_tree, read_environ, read_tree
 from jackline.machine.procfs import list_numbers
@@ -35,7 +35,7 @@ START_DEADLINE_S = 30.0
 SURVIVORS_MAY_SAVE_S = 5.0
 
 
-@dataclass(frozen=True)
+@immutable
 class Ending:
     """How the command ended. If both are None, no process saw the end."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.diagnosis.deaths.evidence import Cause
 from jackline.errors import CannotResume
+from jackline.immutable import immutable
 from jackline.rundir.records.foreign import ADVANCED, FAILED, OTHER, Fingerprint
 from jackline.units import format_bytes, format_duration
 
@@ -29,7 +29,7 @@ _LOADING = re.compile(
 _TAIL_LINES = 30
 
 
-@dataclass(frozen=True)
+@immutable
 class Candidate:
     """A checkpoint that could be loaded. `original` is where the command wrote it; a kept copy has another `path`.
     `problem` is why it must not be used; '' when it may be used."""
@@ -45,7 +45,7 @@ class Candidate:
     is_suspect: bool = False  # complete, but an attempt failed to load it; only the user may try it again
 
 
-@dataclass(frozen=True)
+@immutable
 class Choice:
     """The newest candidate that may be used, and the newer ones that may not, the newest first."""
 
@@ -58,7 +58,7 @@ class Choice:
         return self.chosen is None and bool(self.passed_over)
 
 
-@dataclass(frozen=True)
+@immutable
 class EndingOfLoad:
     """How an attempt that had loaded a checkpoint ended."""
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from jackline.checkpoint.format.manifest import Name
@@ -22,6 +22,7 @@ from jackline.checkpoint.mirror.fetch import fetch_newest
 from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.place import choose_place
 from jackline.errors import CannotResume, UsageError
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_whole
 from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.access.trust import is_known_text
@@ -38,7 +39,7 @@ MAX_WHERE_BYTES = 4 << 20
 _RUN_WORD = 3  # index of RUN_DIR in `python -m jackline.trainer RUN_DIR RECIPE ...`
 
 
-@dataclass(frozen=True)
+@immutable
 class Fetched:
     """What was downloaded."""
 

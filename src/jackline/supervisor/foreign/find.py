@@ -12,10 +12,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.immutable import immutable
 from jackline.supervisor.foreign.files import check_directory, check_file
 
 PLACEHOLDER = "{checkpoint}"
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\d+")
 _NEVER_ENTERED = frozenset({"node_modules", "site-packages", "dist-packages", "__pycache__"})
 
 
-@dataclass(frozen=True)
+@immutable
 class ForeignCheckpoint:
     """A file or a folder as it was found; `number` is the last number in its name."""
 
@@ -35,7 +35,7 @@ class ForeignCheckpoint:
     is_directory: bool
 
 
-@dataclass(frozen=True)
+@immutable
 class Preset:
     """How a known trainer names its checkpoints, and its option to resume from one."""
 

@@ -12,9 +12,9 @@ import fcntl
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.rundir.atomic import remove_tree, sync_directory
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.foreign import Fingerprint
@@ -34,7 +34,7 @@ class NotKept(Exception):
     """Why no copy was made, as text for the user. The attempt starts anyway."""
 
 
-@dataclass(frozen=True)
+@immutable
 class Kept:
     """A finished copy; `is_shared` when it shares its blocks and took no extra space."""
 

@@ -10,10 +10,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jackline.errors import CannotResume, UsageError
+from jackline.immutable import immutable
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.exit import read_exit
 from jackline.supervisor.foreign.choice import Candidate, Choice, passed_over_words, refusal, source_words
@@ -31,7 +31,7 @@ _ONLY_UPLOAD = "print('[jackline] the command has finished before; only its uplo
 Say = Callable[[str, str, str | None], None]
 
 
-@dataclass(frozen=True)
+@immutable
 class Start:
     """How the next attempt starts. `resumed_from` is None when it starts from scratch."""
 

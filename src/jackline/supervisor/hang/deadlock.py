@@ -10,8 +10,8 @@ missed but not invented. `standing` reads what this module looks at.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.supervisor.stacks.inside import Hold, InsideReport, ThreadReport, ThreadWait, leaf_of
 from jackline.supervisor.stacks.standing import Standing, StandingThread
 
@@ -19,7 +19,7 @@ Node = tuple[int, int]  # process, thread
 _THREAD_WAITS = ("threads", "idle")
 
 
-@dataclass(frozen=True)
+@immutable
 class Waiter:
     """A wait without a time limit. `providers` is None where they are not known; `owner_holds` is how the provider
     holds the awaited lock."""
@@ -34,7 +34,7 @@ class Waiter:
     remark: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class Member:
     """One thread of a deadlock, as told to people. `holds` is what the member before it waits for."""
 
@@ -47,7 +47,7 @@ class Member:
     held_at: str = ""
 
 
-@dataclass(frozen=True)
+@immutable
 class Deadlock:
     """The way from the first member to the cycle, and the cycle. `is_cycle` is False where a wait has no end because
     nobody is left who could end it."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from jackline.diagnosis.frames import Frame, ThreadStack
+from jackline.immutable import immutable
 
 ReadSource = Callable[[str], str | None]
 
 
-@dataclass(frozen=True)
+@immutable
 class LockView:
     """Which lock one thread waits for, and which locks it holds as far as the source shows."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from jackline.immutable import immutable
 from jackline.machine.readings import GpuReading, TreeReading, ranks_among, traffic_between
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.sample import Sample
@@ -78,7 +79,7 @@ _MOST_ENDED = 16
 _MOST_SIGNS = 6
 
 
-@dataclass(frozen=True)
+@immutable
 class Movement:
     """The state that `note` carries from sample to sample."""
 

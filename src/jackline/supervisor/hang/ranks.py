@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from jackline.diagnosis.doing import describe_wait, meeting
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.diagnosis.waiting import effective_wait
+from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading, Wait, ranks_among
 from jackline.supervisor.hang.scene import Kind, Scene, Verdict
 from jackline.supervisor.hang.text import frame_of, place_text
@@ -78,7 +78,7 @@ _TRAFFIC_CORES = 0.1
 _MOST_GROUPS = 4
 
 
-@dataclass(frozen=True)
+@immutable
 class Standing:
     """Where one rank is. `collective` is '' for a rank that is in none."""
 

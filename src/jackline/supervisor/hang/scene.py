@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.waiting import effective_wait
+from jackline.immutable import immutable
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.movement import Movement
 from jackline.supervisor.hang.text import collective_of, other_processes, other_threads, view_text
@@ -31,7 +32,7 @@ _JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tsta
 WORKER_WAITS = ("child", "pipe", "local_socket", "poll", "sleep")
 
 
-@dataclass(frozen=True)
+@immutable
 class Thresholds:
     """Lower bounds. If the run's own intervals between signs of progress are long, the limits become longer."""
 
@@ -44,7 +45,7 @@ class Thresholds:
     can_type: bool = False  # the command has a terminal (--tty), so a question can be answered
 
 
-@dataclass(frozen=True)
+@immutable
 class Verdict:
     """`since_s` is when the condition began, on the clock of the samples. `frame` is the main process's line in the
     user's code. `pid` is the process at fault: a worker, when the main process only waits for it."""
@@ -61,7 +62,7 @@ class Verdict:
     rule: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True)
+@immutable
 class Scene:
     """The newest state, sorted by role: the leading process, its workers, the others, and the limits in force."""
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
+from jackline.immutable import immutable
 from jackline.machine.readings import TreeReading, traffic_between
 
 CPU_CORES = 0.02  # times the square root of the number of processes, because their noise adds up
@@ -23,7 +23,7 @@ LAUNCHER_COMMS = ("pt_elastic", "torchrun", "accelerate", "accelerate-laun", "sr
 HELPER_COMMS = ("wandb-core", "wandb-service", "gpu_stats", "nvidia-smi", "tensorboard", "py-spy", *LAUNCHER_COMMS)
 
 
-@dataclass(frozen=True)
+@immutable
 class Totals:
     """What the whole tree did in an interval. `wants_s` is CPU time plus the time spent waiting for a CPU."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
+from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading
 from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.totals import CPU_CORES, HELPER_COMMS
@@ -29,7 +30,7 @@ _MOST_DELTAS = 15
 TRACED_S = 2.5
 
 
-@dataclass(frozen=True)
+@immutable
 class ProcessView:
     """The position of the main thread of one process in its code, and since when it has been there."""
 

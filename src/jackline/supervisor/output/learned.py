@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 
+from jackline.immutable import immutable
 from jackline.supervisor.output.lines import counts_by_word
 from jackline.supervisor.output.numbers import MEASURED, is_metric
 from jackline.supervisor.output.progress import Progress
@@ -47,7 +48,7 @@ class _Shape:
     varies: list[bool] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@immutable
 class Learned:
     """What a learned line says."""
 

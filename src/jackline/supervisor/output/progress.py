@@ -10,8 +10,10 @@ import itertools
 import math
 import re
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
+
+from jackline.immutable import immutable
 
 PROTOCOL = "::jackline "
 _MAX_SERIES = 16
@@ -21,7 +23,7 @@ Source = Literal["bar", "protocol", "line"]
 Of = Literal["run", "epoch", "bar"]
 
 
-@dataclass(frozen=True)
+@immutable
 class Progress:
     """`done` of `total` `unit`s of one phase. None means unknown. `of`: what `done`, `total` and `eta_s` describe."""
 

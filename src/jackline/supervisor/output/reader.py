@@ -11,9 +11,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.rundir.access.writing import open_own
 from jackline.supervisor.output.bars import parse_bar
 from jackline.supervisor.output.lines import parse_redrawn
@@ -49,7 +49,7 @@ MAX_LINES = 200
 MAX_BARS_A_BLOCK = 5000  # older ones are skipped, since each costs about 10 us
 
 
-@dataclass(frozen=True)
+@immutable
 class OutputNews:
     """What one poll read. `lines` holds only the last lines; `num_lines` counts all."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from jackline.immutable import immutable
 from jackline.machine.disk import used_bytes
 from jackline.rundir.access.writing import open_own
 
@@ -27,7 +27,7 @@ _PUNCH_HOLE = 0x02
 Shortage = Literal["none", "low", "critical"]
 
 
-@dataclass(frozen=True)
+@immutable
 class Space:
     """Free and total bytes of the disk a file is on."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_json
 from jackline.units import rank_words
 
@@ -25,7 +25,7 @@ _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "_allg
 _DEFAULT = ("default_pg", "")
 
 
-@dataclass(frozen=True)
+@immutable
 class Flight:
     """What the recorders of all ranks say together. `odd` are the ranks to look at; `timeout_s` is torch's own."""
 
@@ -35,7 +35,7 @@ class Flight:
     asked_at_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@immutable
 class Call:
     """One collective as one rank has called it."""
 

@@ -10,10 +10,10 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jackline.immutable import immutable
 from jackline.machine.proc import catches_signal, read_environ
 from jackline.machine.procfs import read_bytes
 from jackline.supervisor.child.environment import stack_signal
@@ -24,7 +24,7 @@ _LARGEST_BYTES = 4 << 20
 _LONGEST_WORDS = 200
 
 
-@dataclass(frozen=True)
+@immutable
 class Hold:
     """A lock that a thread holds, and the line that took it."""
 
@@ -34,7 +34,7 @@ class Hold:
     line: int = 0
 
 
-@dataclass(frozen=True)
+@immutable
 class ThreadWait:
     """`kind` is lock, semaphore, join, exit, threads or idle. `owner` and `target` are threads of the same process;
     `held_at` is the line at which the owner took the lock."""
@@ -48,7 +48,7 @@ class ThreadWait:
     held_at: Hold | None = None
 
 
-@dataclass(frozen=True)
+@immutable
 class ThreadReport:
     tid: int
     name: str
@@ -64,7 +64,7 @@ class ThreadReport:
         return f"{self.file}:{self.line}" if self.file else ""
 
 
-@dataclass(frozen=True)
+@immutable
 class TaskReport:
     name: str
     awaits: str = ""
@@ -77,7 +77,7 @@ class TaskReport:
         return f"{self.file}:{self.line}" if self.file else ""
 
 
-@dataclass(frozen=True)
+@immutable
 class LoopReport:
     """An event loop and its tasks."""
 
@@ -88,7 +88,7 @@ class LoopReport:
     tasks: tuple[TaskReport, ...] = ()
 
 
-@dataclass(frozen=True)
+@immutable
 class ForkedFrom:
     """Where the other threads of the parent were when this process was forked: (thread, file, line)."""
 
@@ -96,7 +96,7 @@ class ForkedFrom:
     threads: tuple[tuple[str, str, int], ...] = ()
 
 
-@dataclass(frozen=True)
+@immutable
 class InsideReport:
     pid: int
     threads: tuple[ThreadReport, ...] = ()

@@ -7,9 +7,10 @@ view of each thread. Does not prove anything (`hang.deadlock`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from jackline.immutable import immutable
 from jackline.machine.proc import is_python, list_threads
 from jackline.machine.procfs import read_bytes, read_link, read_text
 from jackline.machine.readings import Wait
@@ -21,7 +22,7 @@ _MOST_PIDS = 64
 _MOST_THREADS = 256
 
 
-@dataclass(frozen=True)
+@immutable
 class StandingThread:
     """One thread as the kernel sees it. `link` is the pipe or socket that it waits for, e.g. 'pipe:[5]'."""
 
@@ -34,7 +35,7 @@ class StandingThread:
     is_python: bool = False
 
 
-@dataclass(frozen=True)
+@immutable
 class Standing:
     """All threads of a tree that stands still."""
 

@@ -18,10 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
+from jackline.immutable import immutable
 from jackline.machine.host import find_program
 from jackline.machine.proc import catches_signal, is_python, list_threads, read_command, read_environ, read_wait
 from jackline.machine.procfs import list_numbers, read_bytes, read_text
@@ -129,7 +130,7 @@ def _hash(threads: Sequence[ThreadStack]) -> str:
     return f"{hash(tuple(places)) & (1 << 64) - 1:016x}" if places else ""
 
 
-@dataclass(frozen=True)
+@immutable
 class _Started:
     """A running py-spy. Its output goes to a file in memory, so that a large one cannot block on a full pipe."""
 
