@@ -56,8 +56,7 @@ class ConfigModel:
 
     def __post_init__(self) -> None:
         self.config, self._class = _class_of(self.file)
-        if "SequenceClassification" in self._class.__name__ and _text(self.config).pad_token_id is None:
-            _text(self.config).pad_token_id = 0  # without one such a model takes no batch
+        _name_tokens(self.config, self._class.__name__)
 
     def build(self, options: StepOptions) -> nn.Module:
         parts = options.num_ranks if options.parallel == "tp" else 1
@@ -87,9 +86,16 @@ class ConfigModel:
         """A model without this implementation gets what it has by itself."""
         model: nn.Module
         try:
-            model = self._class._from_config(copy.deepcopy(self.config), attn_implementation=attention)
-        except ValueError:
-            model = self._class._from_config(copy.deepcopy(self.config), attn_implementation="eager")
+            try:
+                model = self._class._from_config(copy.deepcopy(self.config), attn_implementation=attention)
+            except ValueError:
+                model = self._class._from_config(copy.deepcopy(self.config), attn_implementation="eager")
+        except (AttributeError, ImportError, TypeError, ValueError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"{self._class.__name__} cannot be built from this config: {first}",
+                hint="is the file complete? Or plan it from Python: jackline plan train.py:make_model",
+            ) from error
         return model
 
     def batch(self, seq_len: int) -> Callable[[int], dict[str, Tensor]]:
@@ -167,6 +173,18 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
     if not tensors:
         raise ValueError(f"{type(model).__name__} returns neither a loss nor anything to differentiate")
     return torch.stack([one.float().mean() for one in tensors]).sum()
+
+
+def _name_tokens(config: Any, name: str) -> None:
+    """Special tokens that a config may leave out and a training step needs."""
+    text = _text(config)
+    for key, is_needed in (
+        ("pad_token_id", "Classification" in name or "ConditionalGeneration" in name),
+        ("decoder_start_token_id", bool(getattr(config, "is_encoder_decoder", False))),
+    ):
+        for one in (config, text):
+            if is_needed and getattr(one, key, None) is None:
+                setattr(one, key, 0)
 
 
 def _text(config: Any) -> Any:
@@ -269,6 +287,9 @@ def _inputs(config: Any, kind: Any, count: int, seq_len: int, image_size: int) -
         shape = (count, length, bins) if is_picture else (count, 10 * _SAMPLE_RATE_S)
         return {"input_values": torch.randn(shape)}
     ids = _ids(_text(config), count, seq_len)
+    end = getattr(config, "eos_token_id", None)
+    if "Classification" in kind.__name__ and isinstance(end, int):
+        ids[:, -1] = end  # where some models read their answer
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
