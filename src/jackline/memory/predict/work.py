@@ -53,9 +53,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The share of the manufacturer's rates that real kernels reach. Fitted to three runs on an H200: of 114 steps
-    67 % were within 10 % of their median and 91 % within 25 %. The runs themselves differ by up to 70 % where Python
-    is the limit, so `error` is larger; three steps on the GPU itself say more."""
+    """The share of the manufacturer's rates that real kernels reach. Fitted to three runs of 114 steps on an H200.
+    The runs themselves differ by up to 70 % where Python is the limit, so `error` is large; three steps on the GPU
+    itself say more."""
 
     half: float = 0.45
     tf32: float = 0.18
