@@ -70,6 +70,7 @@ def follow(
         (GPU, (TRAINS, TRAINS), "the cause was not found"),
         (GPU, (LOADS, LOADS), "the cause was not found"),
     ],
+    ids=["too hot", "lower clock", "others", "data", "nothing", "data as before"],  # without a worker's own pid
 )
 def test_a_drop_is_told_once_with_what_has_changed_since(
     then: GpuReading, frames: tuple[Frame, Frame], cause: str, monkeypatch: pytest.MonkeyPatch
