@@ -155,6 +155,15 @@ def test_names_come_from_variables_attributes_and_containers() -> None:
     assert found == {"model": "module", "nets.0": "module", "optim": "optimizer"} and missing == []
 
 
+def test_an_attribute_names_better_than_a_dictionary_that_was_made_for_a_call() -> None:
+    net = nn.Linear(2, 2)
+    optimizer = _stepped(*net.parameters())
+    call = Scope("log.py", "note", 7, {"objects": {"net": net, "optim": optimizer}})
+    found = find_state([call, Scope("a.py", "train", 3, {"self": _Holder(net=net, optim=optimizer)})])
+    names = {part.key: part.expression for part in found.parts if part.value in (net, optimizer)}
+    assert names == {"net": "self.net", "optim": "self.optim"}
+
+
 def test_an_average_in_a_list_and_a_loose_parameter_are_found() -> None:
     net, alpha = nn.Linear(2, 2), torch.zeros(1, requires_grad=True)
     shadow = [value.detach().clone() for value in net.parameters()]

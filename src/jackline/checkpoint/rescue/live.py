@@ -8,6 +8,8 @@ Calls nothing of the user's: types are compared, attributes are read from dictio
 from __future__ import annotations
 
 import gc
+import heapq
+import itertools
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -258,18 +260,23 @@ def _refuse_shards(module: nn.Module) -> None:
 
 
 def _name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
-    """How the frames spell each object, shortest first: the user's own frames before those of libraries."""
+    """How the frames spell each object, shortest first: the user's own frames before those of libraries.
+
+    `self.net` is shorter than `objects['net']`: a dictionary is often made for one call only.
+    """
     names: dict[int, _Name] = {}
     for is_own in (True, False):
-        waiting = deque(
-            (value, name, scope, 1)
+        ticks = itertools.count()  # of two that are equally long, the one that was met first
+        waiting = [
+            (1.0, next(ticks), value, name, scope, 1)
             for scope in scopes
             if scope.is_own is is_own
             for name, value in scope.names.items()
-        )
+        ]
+        heapq.heapify(waiting)
         seen: set[int] = set()
         while waiting and len(seen) < MAX_OBJECTS:
-            value, expression, scope, depth = waiting.popleft()
+            length, _, value, expression, scope, depth = heapq.heappop(waiting)
             if id(value) in seen:
                 continue
             seen.add(id(value))
@@ -278,7 +285,9 @@ def _name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
             if known is None or (known.is_wrapper and named is value):
                 names[id(named)] = _Name(expression, scope, named is not value)
             if depth < MAX_DEPTH:
-                waiting += ((child, f"{expression}{way}", scope, depth + 1) for child, way in _inside(value))
+                for child, way in _inside(value):
+                    longer = length + (1.5 if way.startswith("[") else 1.0)
+                    heapq.heappush(waiting, (longer, next(ticks), child, f"{expression}{way}", scope, depth + 1))
     return names
 
 
