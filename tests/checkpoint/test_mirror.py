@@ -31,6 +31,7 @@ from jackline.checkpoint.place import away_from, choose_place
 from jackline.checkpoint.writer.lock import read_holder
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
+from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.mirror import MirrorRecord, UploadingRecord
 from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
 from tests.deadline import HANGS_S
@@ -461,6 +462,15 @@ def test_a_wait_for_the_last_upload_ends_when_no_byte_moves_and_not_before() -> 
     assert wait.look(MirrorRecord(uploading=UploadingRecord("a", 2, 9), answered=6), 160.0) == "waiting"
     assert wait.look(MirrorRecord(uploading=UploadingRecord("a", 2, 9), answered=6), 220.0) == "given up"
     assert wait.look(MirrorRecord(answered=7), 500.0) == "done"
+
+
+def test_a_wait_for_the_last_upload_begins_when_the_process_that_uploads_has_started() -> None:
+    wait, old = UploadWait(7, 1.0, 0.0), MirrorRecord(process=ProcessId(4, 1, "here", "boot"))
+    assert [wait.look(old, at_s, pid=5) for at_s in (2.0, 9.0)] == ["waiting", "waiting"]
+    new = MirrorRecord(process=ProcessId(5, 1, "here", "boot"))
+    assert [wait.look(new, at_s, pid=5) for at_s in (9.5, 10.0)] == ["waiting", "given up"]
+    never = UploadWait(7, 1.0, 0.0)
+    assert [never.look(old, at_s, pid=5) for at_s in (59.0, 60.5)] == ["waiting", "given up"]
 
 
 def test_an_upload_that_fails_at_the_same_byte_again_and_again_is_no_progress() -> None:

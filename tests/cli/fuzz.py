@@ -572,8 +572,8 @@ def ask_sweep(runs: Path) -> list[Any]:
     from jackline.rundir.layout import RunDir
 
     found = [RunDir(runs / name) for name in (HEALTHY, VICTIM)]
-    made = [Combination((), ("1",), run, "loss", False, state_of(run, {"lr": 1})) for run in found]
-    alike = [Combination((), ("1",), run, "loss", True, "dead") for run in found]
+    made = [Combination((), ("1",), run, {"metric": "loss"}, False, state_of(run, {"lr": 1})) for run in found]
+    alike = [Combination((), ("1",), run, {"metric": "loss"}, True, "dead") for run in found]
     return [table(["lr"], made), table(["lr"], alike)]
 
 

@@ -53,9 +53,9 @@ def test_a_length_of_time_is_written_and_refused_in_one_way_everywhere(
 
 
 def test_a_missing_word_is_an_error_and_the_help_is_near(tmp_path: Path) -> None:
-    done = jackline("plan", folder=tmp_path)
+    done = jackline("fork", folder=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: Missing argument 'TARGET'.\nhint: `jackline plan --help` shows its options\n"
+    assert done.stderr == "error: Missing argument 'RUN'.\nhint: `jackline fork --help` shows its options\n"
 
 
 def test_a_hint_of_our_own_is_the_only_one(tmp_path: Path) -> None:

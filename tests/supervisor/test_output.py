@@ -17,10 +17,11 @@ import pytest
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.metrics import read_series
 from jackline.supervisor.output import reader as output
-from jackline.supervisor.output.reader import LogWriter, OutputTail, make_reserve, release_reserve
+from jackline.supervisor.output.reader import LogWriter, OutputTail, begin_output, make_reserve, release_reserve
 from jackline.supervisor.output.room import Space, first_data, low_bytes, shortage
 from jackline.supervisor.output.told import Told
 from tests.deadline import HANGS_S
+from tests.places import fill_bytes
 
 NOW_S = 1794708819.17
 STAMP = "2026-11-15T02:13:39.1Z "
@@ -537,6 +538,16 @@ def test_a_child_that_prints_more_than_the_disk_holds_continues(small_disk: Path
         expected += int(gap[1]) if gap else 1
     assert expected < num_lines or "missing here" in attempt.log_path.read_text(), "the disk never was full"
     assert expected + attempt.log.num_lost_lines == num_lines
+
+
+def test_what_a_child_prints_has_room_although_it_filled_the_disk_before_anybody_looked(small_disk: Path) -> None:
+    begin_output(small_disk / "raw.out", small_disk / "raw.err")
+    fill_bytes(small_disk)
+    for name in ("raw.out", "raw.err"):
+        with open(small_disk / name, "ab", buffering=0) as file:
+            assert file.write(b"x" * 4096) == 4096
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "other").write_bytes(b"x" * 4096)
 
 
 def test_a_child_continues_when_something_else_fills_the_disk(small_disk: Path) -> None:

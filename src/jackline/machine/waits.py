@@ -13,6 +13,7 @@ import gc
 import os
 import struct
 import sys
+import threading
 import types
 from dataclasses import replace
 from typing import cast
@@ -359,7 +360,9 @@ def thread_frames() -> dict[int, types.FrameType]:
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        return sys._current_frames()
+        found = sys._current_frames()
     finally:
         if is_collecting:
             gc.enable()
+    found[threading.get_ident()] = sys._getframe(1)  # the caller's, as if it had asked by itself
+    return found

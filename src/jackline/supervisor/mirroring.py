@@ -120,7 +120,11 @@ class Mirroring:
         wait = UploadWait(number, patience_s if left else min(patience_s, RECORDS_PATIENCE_S), began_s)
         self._process.ask(number)
         tell_s = began_s + TELL_AFTER_S
-        while (state := wait.look(read_mirror(self._run.mirror_file), now_s := time.monotonic())) == "waiting":
+        while True:
+            now_s = time.monotonic()
+            state = wait.look(read_mirror(self._run.mirror_file), now_s, pid=self._process.pid)
+            if state != "waiting":
+                return state == "done"
             self.tend(now_s)
             if should_leave():
                 return False
@@ -134,7 +138,6 @@ class Mirroring:
                 waited = format_duration(now_s - began_s)
                 self._events.emit("waits_for_mirror", f"waiting for the mirror, {waited} so far: {what}")
             time.sleep(LOOK_EVERY_S)
-        return state == "done"
 
     def _tell_left(self, autopsy: Autopsy) -> None:
         """What was not uploaded when the run ended in another way. A session that was stopped told of its own."""

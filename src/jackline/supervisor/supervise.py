@@ -49,7 +49,7 @@ from jackline.supervisor.foreign.resuming import Resuming
 from jackline.supervisor.foreign.seen import CheckpointsSeen, own_newest
 from jackline.supervisor.mirroring import Mirroring
 from jackline.supervisor.options import SuperviseOptions
-from jackline.supervisor.output.reader import LogWriter, make_reserve, release_reserve
+from jackline.supervisor.output.reader import LogWriter, begin_output, make_reserve, release_reserve
 from jackline.supervisor.policy import AttemptSummary, Restart, Stop, decide
 from jackline.supervisor.timeline import Timeline
 from jackline.units import format_duration
@@ -153,6 +153,7 @@ class Supervisor:
             raise JacklineError(f"cannot write to {self.run.path}: {why}", hint=_MAKE_ROOM) from None
         reserve_records(self.run, attempt, is_supervised=True)
         make_reserve(attempt.reserve, RESERVE_BYTES)
+        begin_output(attempt.raw_out, *[attempt.raw_err] * self.options.split_streams)
         join_job(self.run, options.job)
         try:
             command = start_command(

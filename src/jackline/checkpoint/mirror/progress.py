@@ -14,6 +14,7 @@ from jackline.rundir.records.mirror import MirrorRecord, read_mirror
 from jackline.units import format_bytes, format_duration
 
 LOOK_EVERY_S = 1.0
+_STARTS_S = 60.0  # until a process that was just started has written for the first time
 
 
 @immutable
@@ -76,11 +77,14 @@ class UploadWait:
         self._number = number
         self._patience_s = patience_s
         self._moved_at_s = now_s
+        self._starts_until_s = now_s + _STARTS_S
         self._done: tuple[object, ...] = ()
         self._furthest: dict[str, int] = {}
 
-    def look(self, record: MirrorRecord, now_s: float) -> Literal["done", "waiting", "given up"]:
-        """'given up': nothing got ahead for the whole patience.
+    def look(
+        self, record: MirrorRecord, now_s: float, *, pid: int | None = None
+    ) -> Literal["done", "waiting", "given up"]:
+        """'given up': nothing got ahead for the whole patience, which begins when the process `pid` has written.
 
         A try that fails and begins again gets ahead only when it comes further than every try before it.
         """
@@ -90,6 +94,9 @@ class UploadWait:
         if record.done != self._done or done_bytes > self._furthest.get(name, 0):
             self._done, self._moved_at_s = record.done, now_s
             self._furthest[name] = max(done_bytes, self._furthest.get(name, 0))
+        is_starting = pid is not None and (record.process is None or record.process.pid != pid)
+        if is_starting and now_s < self._starts_until_s:
+            self._moved_at_s = now_s  # what the record says is from a process before it
         return "given up" if now_s - self._moved_at_s >= self._patience_s else "waiting"
 
 

@@ -24,6 +24,7 @@ from jackline.supervisor.output.room import (
     MIB,
     CutWatch,
     Space,
+    begin_output,
     empty_files,
     first_data,
     is_roomy,
@@ -38,7 +39,7 @@ from jackline.supervisor.output.splitter import BarFold, LineSplitter, Piece
 from jackline.supervisor.output.told import Told
 from jackline.units import format_bytes
 
-__all__ = ["LogWriter", "OutputNews", "OutputTail", "make_reserve", "release_reserve"]
+__all__ = ["LogWriter", "OutputNews", "OutputTail", "begin_output", "make_reserve", "release_reserve"]
 
 BLOCK_BYTES = MIB // 2  # a block of empty lines takes a hundred times its size in memory once split
 BUDGET_S = 0.25

@@ -19,6 +19,7 @@ from jackline.rundir.access.writing import open_own
 
 MIB = 1 << 20
 AHEAD_BYTES = 16 * MIB
+FIRST_AHEAD_BYTES = MIB // 4
 _PAGE = 4096
 _REMEMBERED = 64
 _KEEP_SIZE = 0x01
@@ -98,6 +99,17 @@ def make_reserve(path: Path, size: int = AHEAD_BYTES) -> int:
             os.close(fd)
     except OSError:
         return 0
+
+
+def begin_output(*paths: Path) -> None:
+    """Make the files with blocks ahead: a command may fill the disk before its output was looked at once."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            fd = open_own(path, os.O_WRONLY | os.O_CREAT)
+            try:
+                take_blocks_ahead(fd, 0, FIRST_AHEAD_BYTES)
+            finally:
+                os.close(fd)
 
 
 def release_reserve(path: Path) -> bool:
