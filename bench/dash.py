@@ -21,6 +21,7 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -136,41 +137,52 @@ def report(folder: Path, steps: int, rounds: int) -> None:
 
 
 WORK = """
-import time
-began = time.process_time()
-for number in range(150):
+import sys, time
+steps, limit = [], time.time() + float(sys.argv[1])
+while time.time() < limit:
+    began = time.process_time()
     sum(place * place for place in range(100_000))
-    if number % 5 == 0: print(f"step {number}/150 loss {1 / (number + 1):.4f}", flush=True)
-print("cpu_s", time.process_time() - began)
+    steps.append((time.time(), time.process_time() - began))
+    print(f"step {len(steps)} loss {1 / len(steps):.4f}", flush=True)
+print("steps", *(f"{at:.3f}:{1e6 * cpu_s:.0f}" for at, cpu_s in steps))
 """
+WINDOW_S = 2.0
+TIMES_AS_OFTEN = 20  # as a browser's page asks, which is every 2 s
 
 
 def effect(runs: Path, state: Path, rounds: int) -> None:
-    """CPU time that a supervised training takes for the same work, alternately without and with an open page that
-    asks for everything twenty times as often as a browser does."""
-    found: dict[bool, list[float]] = {False: [], True: []}
+    """CPU time of a step of one supervised training, in windows of 2 s: alternately nobody looks, and a page asks for
+    everything twenty times as often as a browser does. A browser's page costs a twentieth of what is found."""
     env = {**os.environ, "XDG_STATE_HOME": str(state)}
+    length_s = 2 * rounds * WINDOW_S
+    command = [sys.executable, "-m", "jackline", "run", "--name", "work", "--runs-dir", str(runs)]
+    server = Server(runs, state)
+    training = subprocess.Popen(
+        [*command, "--", sys.executable, "-c", WORK, str(length_s + 6)], stdout=subprocess.PIPE, env=env
+    )
+    time.sleep(3)
+    key = next(row["key"] for row in server.json("api/runs")["runs"])
+    windows: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * rounds):
-        is_watched, name = bool(number % 2), f"work-{number}"
-        command = [sys.executable, "-m", "jackline", "run", "--name", name, "--runs-dir", str(runs)]
-        server = Server(runs, state) if is_watched else None
-        training = subprocess.Popen(
-            [*command, "--", sys.executable, "-c", WORK], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
-        )
-        while server is not None and training.poll() is None:
-            keys = {row["name"]: row["key"] for row in server.json("api/runs")["runs"]}
-            for part in ("", "/events", "/log", "/curves") if name in keys else ():
-                server.get(f"api/runs/{keys[name]}{part}")
-            time.sleep(0.1)
-        text = training.communicate()[0].decode()
-        found[is_watched].append(float(text.rpartition("cpu_s ")[2]))
-        if server is not None:
-            server.close()
-    alone, watched = (sorted(found[key])[rounds // 2] for key in (False, True))
-    spread = [max(values) / min(values) - 1 for values in found.values()]
+        windows[bool(number % 2)].append(began := time.time())
+        while time.time() < began + WINDOW_S:
+            for part in ("", "/events", "/log", "/curves") if number % 2 else ():
+                server.get(f"api/runs/{key}{part}")
+            time.sleep(2 / TIMES_AS_OFTEN)
+    text = training.communicate()[0].decode().rpartition("steps ")[2]
+    server.close()
+    steps = [(float(at), float(us)) for at, _, us in (step.partition(":") for step in text.split())]
+
+    def median_us(began: float) -> float:
+        return median(us for at, us in steps if began + 0.1 < at < began + WINDOW_S)
+
+    ratios = [median_us(watched) / median_us(alone) - 1 for alone, watched in zip(*windows.values(), strict=True)]
+    error = stdev(ratios) / math.sqrt(len(ratios))
+    share = 100 / TIMES_AS_OFTEN
     print(
-        f"CPU time of a training: {alone:.3f} s alone, {watched:.3f} s with a page that asks 20 times as often: "
-        f"{100 * (watched / alone - 1):+.2f} %   <= 0.1 % (spread {100 * spread[0]:.1f} and {100 * spread[1]:.1f} %)"
+        f"CPU time of a training's step with a page open: {share * mean(ratios):+.3f} % +- {share * error:.3f} %"
+        f"   <= 0.1 %\n  (asked {TIMES_AS_OFTEN} times as often: {100 * mean(ratios):+.2f} % +- {100 * error:.2f} %,"
+        f" {len(ratios)} pairs of windows, {len(steps)} steps)"
     )
 
 
@@ -179,7 +191,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument(
-        "--rounds", type=int, default=5, help="of the comparison with a training that nobody looks at"
+        "--rounds", type=int, default=15, help="pairs of windows of 2 s: nobody looks, a page is open"
     )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

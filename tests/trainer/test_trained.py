@@ -23,7 +23,7 @@ from jackline.trainer.config import resolve
 from jackline.trainer.trained.evaluate import evaluate_run
 from jackline.trainer.trained.hf import check_gguf, export_hf, export_onnx, tokenizer_json
 from jackline.trainer.trained.load import Trained
-from jackline.trainer.trained.sample import Sampling, choose, sample
+from jackline.trainer.trained.sample import Sampling, apply_linear, choose, sample
 from tests.session.nursery import EVERY_SAVE, Nursery
 
 pytestmark = pytest.mark.xdist_group("transformers")  # one training, and transformers is imported by one worker
@@ -51,6 +51,14 @@ def run(nursery: Nursery, corpus: Path, tmp_path_factory: pytest.TempPathFactory
     ended = nursery.start(SCRIPT, [str(folder / "runs" / "small"), str(corpus)], folder, EVERY_SAVE).wait()
     assert ended.code == 0, ended.output
     return RunDir(folder / "runs" / "small")
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 7, 64, 1001])
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_token_is_multiplied_in_parts_as_a_whole(outputs: int, bias: bool) -> None:
+    layer = torch.nn.Linear(48, outputs, bias=bias)
+    for inputs in (torch.randn(1, 1, 48), torch.randn(1, 48), torch.randn(1, 5, 48)):
+        torch.testing.assert_close(apply_linear(layer, inputs), layer(inputs))
 
 
 def test_a_finished_recipe_is_loaded_with_its_tokenizer_and_sampled(run: RunDir) -> None:
