@@ -220,6 +220,26 @@ def batches_of(loader: SampleLoader, count: int) -> list[Any]:
     return [next(loader).given.tolist() for _ in range(count)]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import math\nimport nowhere_to_be_found\n", ["own_file.py:2: import nowhere", "No module named"]),
+        ("def build(:\n", ["own_file.py", "SyntaxError"]),
+        (
+            "def build():\n    return 1 / 0\nx = [build()]\n",
+            ["own_file.py:3: x", "own_file.py:2: return 1 / 0", "by zero"],
+        ),
+        ("raise SystemExit('no GPU')\n", ["own_file.py:1:", "SystemExit: no GPU"]),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_told_by_its_own_line(here: Path, text: str, words: list[str]) -> None:
+    Path("own_file.py").write_text(text)
+    with pytest.raises(UsageError, match=r"'own_file\.py' cannot be loaded") as caught:
+        resolve("own_file.py", [], [])
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "importlib" not in str(caught.value)
+
+
 def test_batches_depend_on_seed_epoch_and_sample_alone() -> None:
     def make(batch_size: int = 4) -> SampleLoader:
         samples = Samples(Drawn(), torch.stack, name="train_data()", seed=3)
