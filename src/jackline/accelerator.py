@@ -79,6 +79,14 @@ def memory_info(device: torch.device | None = None) -> tuple[int, int]:
     return int(free_bytes), int(total_bytes)
 
 
+def free_bytes(device: torch.device | None = None) -> int:
+    """What this process can still take: what is free, and at most what a limit on its allocator leaves."""
+    free, total = memory_info(device)
+    share_of = getattr(backend(), "get_per_process_memory_fraction", None)
+    allowed = total if share_of is None else int(total * share_of(device))
+    return min(free, max(0, allowed - reserved_bytes(device)))
+
+
 def total_bytes(device: torch.device | int | None = None) -> int:
     return int(backend().get_device_properties(device).total_memory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from jackline import accelerator
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.staging import gather
 from jackline.checkpoint.staging.arena import Arena
@@ -69,6 +71,21 @@ def test_a_copy_on_the_gpu_is_made_only_where_three_would_fit() -> None:
     assert choose_way(auto, state, 3 * state) == "none"
     assert choose_way(auto, 10 * state, 4 * batch + 1) == "bounce"
     assert choose_way(GpuCopies("bounce"), state, 0) == "bounce"
+
+
+def test_under_a_limit_a_copy_is_judged_by_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 139 GiB that are free a process limited to 512 MiB may take only what it has not taken yet."""
+    driver = SimpleNamespace(
+        mem_get_info=lambda device: (139 << 30, 140 << 30),
+        get_per_process_memory_fraction=lambda device: 0.5 / 140,
+        memory_reserved=lambda device: 400 << 20,
+    )
+    monkeypatch.setattr(accelerator, "backend", lambda: driver)
+
+    free_bytes = GpuCopies().free_bytes(torch.device("cuda"))
+
+    assert 111 << 20 <= free_bytes <= 112 << 20
+    assert choose_way(GpuCopies(), 100 << 20, free_bytes) == "none"
 
 
 def odd_state() -> dict[str, Any]:

@@ -49,6 +49,22 @@ def test_the_numbers_are_read_from_every_torchs_words(text: str, expected: OomNu
     assert is_out_of_memory(RuntimeError(text))
 
 
+LIMITED = (
+    "CUDA out of memory. Tried to allocate 26.00 MiB. GPU 0 has a total capacity of 139.81 GiB of which 138.50 GiB is"
+    " free. Process 41 has 1.20 GiB memory in use. 512.00 MiB allowed; Of the allocated memory 490.00 MiB is"
+    " allocated by PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_under_a_limit_of_its_own_what_the_process_may_still_take_is_said() -> None:
+    numbers = read_numbers(LIMITED)
+
+    assert (numbers.free_bytes, numbers.allowed_bytes) == (12 * MIB, 512 * MIB)
+    assert oom_text(OomFacts(step=2, micro_batch=4, numbers=numbers)).splitlines()[0] == (
+        "error: out of GPU memory at step 2: needed 26.0 MiB, 12.0 MiB free of the 512 MiB that this process may use"
+    )
+
+
 def test_other_errors_are_not_out_of_memory() -> None:
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
     assert not is_out_of_memory(ValueError("out of memory"))

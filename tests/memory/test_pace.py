@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from jackline.errors import UsageError
 from jackline.memory.plan.choose import Plan, plan
@@ -12,6 +16,7 @@ from jackline.memory.plan.explain import plan_json, plan_text
 from jackline.memory.plan.gpus import GpuModel, find_gpu
 from jackline.memory.plan.pace import Until
 from jackline.memory.predict.job import Job, StepOptions
+from jackline.memory.predict.step import trace_step
 from jackline.units import parse_price
 from tests.memory.test_values import Experts
 
@@ -55,12 +60,38 @@ def test_time_and_cost_are_printed_with_their_range() -> None:
 
 
 def test_more_work_takes_longer_and_a_faster_gpu_less() -> None:
-    large = plan(job(2**16), find_gpu("A100-80")).time
-    small = plan(job(2**15), find_gpu("A100-80")).time
-    fast = plan(job(2**16), find_gpu("H200")).time
+    large = plan(job(2**20), find_gpu("A100-80")).time
+    small = plan(job(2**19), find_gpu("A100-80")).time
+    fast = plan(job(2**20), find_gpu("H200")).time
     assert large is not None and small is not None and fast is not None
     assert fast.seconds < large.seconds
     assert small.seconds < large.seconds
+
+
+def test_what_python_starts_in_the_forward_pass_counts_more_than_in_the_backward_pass() -> None:
+    """Also where a part of the forward pass runs again in the backward pass."""
+
+    def waiting_us(make: Callable[[], nn.Module]) -> float:
+        small = replace(job(4), build=lambda _: make())
+        trace = trace_step(small, 4, find_gpu("H200"), small.options, is_accumulating=False)
+        return sum(one.start_us for one in trace.work)
+
+    once = waiting_us(lambda: nn.Sequential(*(nn.GELU() for _ in range(32)), nn.Linear(512, 512)))
+    again = waiting_us(lambda: Again(nn.Sequential(*(nn.GELU() for _ in range(32)), nn.Linear(512, 512))))
+    assert again - once >= 32 * 52.0
+    assert once < 2 * 32 * 52.0
+
+
+class Again(nn.Module):
+    """Its activations are computed again in the backward pass."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = checkpoint(self.inner, value.requires_grad_(), use_reentrant=False)
+        return made
 
 
 WEIGHTS = 4 * (512 * 512 + 512) * 4

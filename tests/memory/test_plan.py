@@ -118,7 +118,12 @@ def test_memory_that_others_hold_is_not_planned_with() -> None:
 
 def test_a_rehearsal_that_measured_more_makes_the_room_smaller() -> None:
     assert Room(1000, margin=0.0, correction=1.25).budget_bytes == 800
-    assert Room(1000, margin=0.1, correction=1.0).budget_bytes == 900
+    assert Room(10 * GIB, margin=0.1, correction=1.0).budget_bytes == 9 * GIB
+
+
+def test_of_a_small_room_more_stays_free_than_a_share() -> None:
+    """1.5 % of 500 MiB is less than a page of the allocator."""
+    assert Room(500 * 2**20, margin=0.015).budget_bytes == 460 * 2**20
 
 
 def test_a_line_survives_a_first_trace_with_a_tensor_too_many() -> None:

@@ -160,9 +160,9 @@ def test_more_than_three_percent_off_means_a_new_plan() -> None:
 
 
 def test_the_corrected_room_is_smaller_and_has_less_margin() -> None:
-    room = corrected_room(Room(1000), 1.1)
-    assert (room.margin, room.correction, room.gpu_bytes) == (MARGIN_AFTER_REHEARSAL, 1.1, 1000)
-    assert room.budget_bytes == int(1000 * (1 - MARGIN_AFTER_REHEARSAL) / 1.1)
+    room = corrected_room(Room(10**10), 1.1)
+    assert (room.margin, room.correction, room.gpu_bytes) == (MARGIN_AFTER_REHEARSAL, 1.1, 10**10)
+    assert room.budget_bytes == int(10**10 * (1 - MARGIN_AFTER_REHEARSAL) / 1.1)
 
 
 def test_the_correction_is_kept_in_the_run(tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def test_the_size_goes_with_the_gpu_and_brings_batch_and_data(
     assert chosen.max_train_examples == {"medium": 100_000, "small": 50_000, "tiny": 30_000}[size]  # type: ignore[attr-defined]
 
 
+def test_the_size_is_one_for_the_memory_that_a_person_allows(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = resolve("sparsae", ["model_size=auto", "max_gpu_bytes=6G"])
+
+    assert choose_size(asked, find_gpu("80"), 79 * GIB, Console()).config.model == "small"
+
+
 def test_what_a_person_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
     asked = resolve("sparsae", ["model_size=auto", "batch_size=6"])
 

@@ -29,10 +29,6 @@ _FUSED = frozenset(
 )
 
 
-def free_gpu_bytes(device: torch.device) -> int:
-    return int(accelerator.memory_info(device)[0])
-
-
 @dataclass(frozen=True)
 class GpuCopies:
     """How a GPU's tensors are copied to the host.
@@ -43,7 +39,7 @@ class GpuCopies:
 
     way: Way | Literal["auto"] = "auto"
     batch_bytes: int = 128 << 20
-    free_bytes: Callable[[torch.device], int] = free_gpu_bytes
+    free_bytes: Callable[[torch.device], int] = accelerator.free_bytes
     kinds: tuple[str, ...] = ("cuda",)  # device types; tests gather host tensors with the same code
 
 

@@ -45,9 +45,7 @@ def oom_text(facts: OomFacts) -> str:
 def _lines(facts: OomFacts) -> Iterator[str]:
     numbers = facts.numbers
     needed = f": needed {format_bytes(numbers.wanted_bytes)}" if numbers.wanted_bytes is not None else ""
-    free = f", {format_bytes(numbers.free_bytes)} free" if numbers.free_bytes is not None else ""
-    total = f" of {format_bytes(numbers.total_bytes)}" if numbers.total_bytes is not None and free else ""
-    yield f"error: out of GPU memory at step {facts.step}{needed}{free}{total}"
+    yield f"error: out of GPU memory at step {facts.step}{needed}{numbers.free_text()}"
     shape = f" ({facts.shape})" if facts.shape else ""
     size_words = f"micro-batch {facts.micro_batch}{shape}" if facts.micro_batch else ""
     if facts.parts:

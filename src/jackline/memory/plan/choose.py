@@ -25,6 +25,8 @@ Fit = Literal["fits", "tight", "no"]
 # Share of the allocator's budget that stays free for what no trace can know (kernels' own memory, other processes).
 MARGIN_BEFORE_REHEARSAL = 0.04
 MARGIN_AFTER_REHEARSAL = 0.015
+# On a small budget a share is less than the pages that a second stream or a copied batch takes.
+_LEAST_SPARE_BYTES = 40 * 2**20
 CHUNK_ROWS = 2048
 MAX_ACCUMULATION = 4  # a model size whose batch needs more slices than this counts as too large for the GPU
 _LINE_THROUGH = (2, 4)
@@ -47,7 +49,8 @@ class Room:
 
     @property
     def budget_bytes(self) -> int:
-        return int(self.gpu_bytes * (1 - self.margin) / self.correction)
+        spare = max(self.gpu_bytes * self.margin, _LEAST_SPARE_BYTES) if self.margin else 0
+        return max(0, int((self.gpu_bytes - spare) / self.correction))
 
     @property
     def limit_bytes(self) -> int:
@@ -214,6 +217,17 @@ def chosen_range(trace: Trace) -> tuple[int, int] | None:
     return low, max(high, int(_allocated(trace) * _MOST_UNSEEN))
 
 
+def judged(trace: Trace, micro_batch: int, room: Room, *, is_expandable: bool) -> tuple[Prediction, Fit]:
+    """Whether a step fits into a room: with the margin, only without it, or not at all."""
+    caps: tuple[tuple[int, Fit], ...] = ((room.budget_bytes, "fits"), (room.limit_bytes, "tight"))
+    for cap, fit in caps:
+        try:
+            return replay(trace, micro_batch, is_expandable=is_expandable, cap_bytes=cap), fit
+        except ArenaFull:
+            continue
+    return replay(trace, micro_batch, is_expandable=is_expandable), "no"
+
+
 def _allocated(trace: Trace) -> int:
     return replay(trace, 0, is_expandable=True).peak_allocated_bytes
 
@@ -287,13 +301,7 @@ class _Ladder:
         """The prediction from a trace of the chosen micro-batch itself. The replay runs under the memory cap, because
         an allocator that reaches its cap first releases what it does not use."""
         trace = self.trace(micro_batch, accumulation > 1)
-        caps: tuple[tuple[int, Fit], ...] = ((room.budget_bytes, "fits"), (room.limit_bytes, "tight"))
-        for cap, fit in caps:
-            try:
-                return replay(trace, micro_batch, is_expandable=self._options.is_expandable, cap_bytes=cap), fit
-            except ArenaFull:
-                continue
-        return replay(trace, micro_batch, is_expandable=self._options.is_expandable), "no"
+        return judged(trace, micro_batch, room, is_expandable=self._options.is_expandable)
 
     def wire_bytes(self, micro_batch: int, accumulation: int) -> int:
         """DDP adds up gradients once a step, the others send in every slice."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Fused = Literal["cudnn", "flash", "efficient"]
-OnWork = Callable[..., None]  # (operations, the tensors that are read and written, how many starts)
+OnWork = Callable[..., None]  # (operations, the tensors that are read and written, us until it is started)
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _FLASH_MAX_HEAD = 256
 _CUDNN_MAX_HEAD = 128

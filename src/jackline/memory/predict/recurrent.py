@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jackline.memory.predict.attention import OnWork
+from jackline.memory.predict.work import RECURRENT_US
 
 # Numbers kept per hidden unit: four gates and the cell of an LSTM; three gates and three parts before them of a GRU.
 RECURRENT = {"lstm": 5, "gru": 6, "rnn_tanh": 2, "rnn_relu": 2}
@@ -40,9 +41,7 @@ def recur(
     if on_work is not None:
         operations = 2 * sum(weight.numel() for weight in low) * value.shape[0] * value.shape[1]
         steps = value.shape[1] if is_batch_first else value.shape[0]
-        on_work(
-            3 * operations, (out, *low), 2 * layers * steps
-        )  # one step after the other; backward is twice as much
+        on_work(3 * operations, (out, *low), 2 * layers * steps * RECURRENT_US)  # backward is twice as much
     last = [torch.empty(one.shape, dtype=out.dtype, device=out.device) for one in states]
     return (out, *last)
 

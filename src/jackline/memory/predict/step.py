@@ -112,7 +112,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     # Gradients and weights are read, weights written; the state is read and written.
     update_bytes = 3 * trained_bytes + 2 * state_bytes
     made = replace(recorder.finish(rules.class_sizes), update_bytes=update_bytes, state_bytes=kept_bytes)
-    made = replace(made, wire_bytes=sent_bytes)
+    made = replace(made, wire_bytes=sent_bytes, num_updated=len(trained))
     return on_ranks(made, model, options)
 
 

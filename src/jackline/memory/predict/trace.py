@@ -73,6 +73,7 @@ class Trace:
     is_routed: bool = False  # one of them is the choice of experts
     work: tuple[Work, ...] = ()  # of one slice: forward and backward
     num_views: int = 0  # operators of that slice that start no kernel
+    num_updated: int = 0  # weights that the optimizer moves
     update_bytes: int = 0  # what the optimizer reads and writes in a step
     wire_bytes: int = 0  # what a rank sends; of DDP in a step, otherwise in a slice
     host_bytes: int = 0  # what a rank keeps in host memory instead of the GPU's

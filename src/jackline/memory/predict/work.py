@@ -25,19 +25,19 @@ _VIEW_NAMES = """
 """
 _VIEWS = frozenset(_VIEW_NAMES.split())
 _FREE = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-# Microseconds that Python, autograd and the driver need to start an operator; the median of three runs on an H200
-# machine whose CPU was between 0.7 and 1.5 times as fast.
-_VIEW_US = 10.0
-_OTHER_US = 22.0
-_STARTS_US = {
-    "_to_copy": 17.0,
-    "mm": 42.0,
-    "addmm": 42.0,
-    "bmm": 42.0,
-    "baddbmm": 42.0,
-    "_grouped_mm": 780.0,  # in float32 a product for each group, and a look at the offsets
-}
-_CUDNN_US = 68.0  # cuDNN looks for a kernel each time
+# Microseconds that Python, autograd and the driver need to start an operator. Fitted to 142 steps on an H200 machine
+# that waited for Python, on half of the models at a time: the other half was 9 % off (median), and 38 % at worst.
+# Machines differ: on two others Python was 1.1 and 1.4 times as fast.
+_VIEW_US = 14.0
+_FORWARD_US = 52.0
+_BACKWARD_US = 7.5  # of autograd's own thread, in C++
+_FORWARDS_US = {"_to_copy": 24.0, "mm": 41.0, "addmm": 41.0, "bmm": 41.0, "baddbmm": 41.0}
+_GROUPED_US = 700.0  # in float32 a product for each group, and a look at the offsets
+_CUDNN_US = 53.0  # cuDNN looks for a kernel each time
+_ATTENTION_US = 75.0  # with its checks and transposes
+RECURRENT_US = 21.0  # of each step of each layer, one after the other
+_WEIGHT_US = 9.5  # of an optimizer's Python for each weight
+_STEP_US = 4250.0  # of a step besides: the batch, the loss, the optimizer
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -48,7 +48,7 @@ class Work:
     operations: int
     num_bytes: int
     unit: Unit
-    start_us: float = _OTHER_US  # until it is started
+    start_us: float = _FORWARD_US  # until it is started
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,24 @@ class Counter:
         tensors = [*_tensors(args), *_tensors(result)]
         if tensors:
             operations, unit = operations_of(name, args, result)
-            is_cudnn = "convolution" in name or "batch_norm" in name
-            start_us = _CUDNN_US if is_cudnn else _STARTS_US.get(name, _OTHER_US)
-            self.done.append(Work(operations, sum(_num_bytes(tensor) for tensor in tensors), unit, start_us))
+            self.done.append(Work(operations, sum(_num_bytes(tensor) for tensor in tensors), unit, _start_us(name)))
 
-    def add(self, operations: int, tensors: Iterable[Tensor], starts: int = 2) -> None:
-        """The work of a kernel that no operator of the trace stands for, such as fused attention; it takes as long to
-        start as `starts` ordinary operators."""
+    def add(self, operations: int, tensors: Iterable[Tensor], start_us: float = _ATTENTION_US) -> None:
+        """The work of a kernel that no operator of the trace stands for, such as fused attention."""
         if self.is_on:
             held = list(tensors)
             unit: Unit = "half" if held[0].dtype in _HALF else "single"
-            self.done.append(Work(operations, sum(_num_bytes(tensor) for tensor in held), unit, starts * _OTHER_US))
+            self.done.append(Work(operations, sum(_num_bytes(tensor) for tensor in held), unit, start_us))
+
+
+def _start_us(name: str) -> float:
+    if "convolution" in name or "batch_norm" in name:
+        return _CUDNN_US
+    if name == "_grouped_mm":
+        return _GROUPED_US
+    # Autograd's thread has no gradients to track, unless it computes a part of the forward pass again.
+    is_backward = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+    return _BACKWARD_US if is_backward else _FORWARDS_US.get(name, _FORWARD_US)
 
 
 def _num_bytes(tensor: Tensor) -> int:
@@ -154,6 +161,8 @@ class Traced(Protocol):
     @property
     def num_views(self) -> int: ...
     @property
+    def num_updated(self) -> int: ...
+    @property
     def update_bytes(self) -> int: ...
 
 
@@ -177,6 +186,7 @@ def estimate(traced: Traced, gpu: GpuModel, accumulation: int = 1, how: Efficien
             products += computing + how.kernel_s
         else:
             moved += max(moving, how.kernel_s)
-    slice_s = max(products + moved, host)
-    bound = "Python" if host > products + moved else "products" if products > moved else "memory"
-    return StepTime(slice_s * accumulation + traced.update_bytes / bandwidth, how.error, bound)
+    gpu_s = (products + moved) * accumulation + traced.update_bytes / bandwidth
+    host_s = host * accumulation + (_STEP_US + _WEIGHT_US * traced.num_updated) * 1e-6
+    bound = "Python" if host_s > gpu_s else "products" if products > moved else "memory"
+    return StepTime(max(gpu_s, host_s), how.error, bound)

@@ -198,7 +198,7 @@ def fits_on(data: AffinityData, device: torch.device) -> bool:
     if not accelerator.is_gpu(device):
         return False  # a map of the page cache is memory enough
     needed = data.antibody.nbytes + data.antigen.nbytes
-    return needed < _SHARE_OF_FREE * accelerator.memory_info(device)[0]
+    return needed < _SHARE_OF_FREE * accelerator.free_bytes(device)
 
 
 def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:

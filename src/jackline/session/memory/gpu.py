@@ -286,9 +286,7 @@ def _first_words(facts: OomFacts, phase: str) -> str:
     numbers = facts.numbers
     text = f"out of GPU memory at step {facts.step} in the {phase} pass"
     if numbers.wanted_bytes is not None:
-        text += f": needed {format_bytes(numbers.wanted_bytes)}"
-        text += f", {format_bytes(numbers.free_bytes)} free" if numbers.free_bytes is not None else ""
-        text += f" of {format_bytes(numbers.total_bytes)}" if numbers.total_bytes is not None else ""
+        text += f": needed {format_bytes(numbers.wanted_bytes)}{numbers.free_text()}"
     if facts.others:
         held = sum(user.used_bytes or 0 for user in facts.others)
         text += f" (pid {', '.join(str(user.pid) for user in facts.others[:3])} beside it: {format_bytes(held)})"

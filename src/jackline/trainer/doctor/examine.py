@@ -375,7 +375,7 @@ def _time_facts(config: TrainConfig, task: Task, step_s: float) -> TimeFacts:
 def _free_memory(device: Any) -> int:
 
     if accelerator.is_gpu(device):
-        return int(accelerator.memory_info()[0])
+        return accelerator.free_bytes()
     reading = read_memory([os.getpid()])
     return max(0, reading.limit.limit_bytes - reading.used_bytes)
 

@@ -37,14 +37,14 @@ from jackline.trainer.own.samples import (
     StreamLoader,
     move,
 )
-from jackline.trainer.planning.plan import Chosen, rehearsed, room_on
+from jackline.trainer.planning.plan import Chosen, predicted_text, rehearsed, room_on
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_precision
 from jackline.trainer.task import Counting, PlainStep, Sums, check_patience
 from jackline.trainer.trained.begin import begin_with, freeze
 from jackline.trainer.validate.validation import Validation
-from jackline.units import count_of, format_bytes
+from jackline.units import count_of
 
 if TYPE_CHECKING:
     from jackline.trainer.own.recipe import Recipe
@@ -248,12 +248,12 @@ def _make_learner(config: Recipe, precision: Precision, device: torch.device, co
 def _choose_micro_batch(
     config: Recipe, samples: Samples | Stream, precision: Precision, device: torch.device
 ) -> Chosen:
+    gpu = match_gpu(accelerator.name(), accelerator.total_bytes()) if accelerator.is_gpu(device) else None
+    free_bytes = room_on(gpu, config.max_gpu_bytes) if gpu is not None else 0  # limits the allocator too
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
-    if not accelerator.is_gpu(device):
+    if gpu is None:
         return _chosen(config, config.batch_size, "the whole batch: no micro-batching on a CPU")
-    gpu = match_gpu(accelerator.name(), accelerator.total_bytes())
-    free_bytes = room_on(gpu, config.max_gpu_bytes)
     job = own_job(config, samples, precision)
 
     def plan_again(room: Room) -> Plan:
@@ -263,9 +263,7 @@ def _choose_micro_batch(
         made = plan_again(room_of(gpu, free_bytes=free_bytes))
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
-    needs = (
-        f"{made.fit}, predicted {format_bytes(made.device_bytes)} of {format_bytes(gpu.usable_bytes)} on {gpu.name}"
-    )
+    needs = f"{made.fit}, {predicted_text(made, config.max_gpu_bytes)}"
     return replace(_chosen(config, made.micro_batch, needs), made=made, plan_again=plan_again)
 
 

@@ -102,15 +102,15 @@ def choose_micro_batch(
 
     `correction` is measured over predicted, from a rehearsal of this run.
     """
+    gpu = match_gpu(accelerator.name(), accelerator.total_bytes()) if is_on_gpu else None
+    free_bytes = room_on(gpu, config.max_gpu_bytes) if gpu is not None else 0  # limits the allocator too
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
-    if not is_on_gpu:
+    if gpu is None:
         micro_batch = min(config.batch_size, config.cpu_micro_batch)
         whole = "the whole batch: no micro-batching on a CPU"
         square = "plain attention takes memory with the square of the sequence"
         return _chosen(config, micro_batch, whole if micro_batch == config.batch_size else square)
-    gpu = match_gpu(accelerator.name(), accelerator.total_bytes())
-    free_bytes = room_on(gpu, config.max_gpu_bytes)
     free_bytes -= 4 * count_parameters(shape) if config.ema else 0  # the average, which no plan counts
     try:
         plan_again = partial(plan_on, config, shape, precision, gpu)
@@ -119,10 +119,15 @@ def choose_micro_batch(
         made = plan_again(calibrated_room(_room(gpu, free_bytes, correction), known))
     except CannotTrace as error:
         return _chosen(config, config.batch_size, f"not planned ({error.message}); the rehearsal decides")
-    needs = f"predicted {format_bytes(made.device_bytes)} of {format_bytes(gpu.usable_bytes)} on {gpu.name}"
+    needs = predicted_text(made, config.max_gpu_bytes)
     earlier = f", {known.memory - 1:+.1%} as measured here before" if known.is_same_job else ""
     text = f"{made.fit}, {needs}{earlier}"
     return replace(_chosen(config, made.micro_batch, text), made=made, plan_again=plan_again)
+
+
+def predicted_text(made: Plan, most_bytes: int) -> str:
+    whole = min(made.gpu.usable_bytes, most_bytes) if most_bytes else made.gpu.usable_bytes
+    return f"predicted {format_bytes(made.device_bytes)} of {format_bytes(whole)} on {made.gpu.name}"
 
 
 def room_on(gpu: GpuModel, most_bytes: int) -> int:

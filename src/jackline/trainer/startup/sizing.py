@@ -60,7 +60,8 @@ def _plan(config: TrainConfig, gpu: GpuModel, free_bytes: int) -> Plan:
     wanted: Precision = "bf16-weights" if gpu.has_bf16 else "fp16"
     precision = wanted if config.precision == "auto" else config.precision
     shape = shape_of(config, TOKENIZER_SIZES.get(config.tokenizer, TOKENIZER_SIZES["gpt2"]))
-    return plan_on(config, shape, precision, gpu=gpu, room=room_of(gpu, free_bytes=free_bytes))
+    most_bytes = min(free_bytes, config.max_gpu_bytes) if config.max_gpu_bytes else free_bytes
+    return plan_on(config, shape, precision, gpu=gpu, room=room_of(gpu, free_bytes=most_bytes))
 
 
 def _words(config: TrainConfig, made: Plan) -> str:
