@@ -219,3 +219,15 @@ def test_pages_that_workers_share_with_their_parent_are_counted_once() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_task_that_awaits_has_no_frame_and_is_blamed_after_any_line_that_worked() -> None:
+    awaits = Frame("fetch", "data.py", 40, "await ready.wait()", is_user=True)
+    loop = Frame("run", "/usr/lib/python3.11/asyncio/base_events.py", 600)
+    main = ThreadStack(1, "MainThread", (loop,), is_main=True, wait="running", awaiting=awaits)
+    places = GrowthPlaces()
+    for _ in range(5):
+        places.add(ProcessStack(1, "python", (main,)))
+    assert places.likely() == awaits
+    places.add(stack(GROWS, "running"))
+    assert places.likely() == GROWS

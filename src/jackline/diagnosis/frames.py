@@ -39,6 +39,7 @@ class ThreadStack:
     is_main: bool = False
     wait: str = ""  # text of a machine.readings.Wait, e.g. 'lock', 'network 10.0.0.3:443'
     awaiting: Frame | None = None  # of an event loop: the line at which its task awaits, which no frame shows
+    is_endless: bool = False  # its wait has no time limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ class HangWatch:
         self.requested_at_s = self._silent_at_s = float("-inf")
         self._fresh: tuple[ProcessStack, ...] | None = None
         self._disturbed: frozenset[int] = frozenset()
+        self._sampled_at_s = float("-inf")
         self._asked = AskedBefore(options.stuck_after_s)
         self._proof: tuple[Deadlock | None] | None = None  # of the newest answers, not judged yet
         self._flight: Flight | None = None
@@ -181,6 +182,7 @@ class HangWatch:
         self, now_s: float, late_s: float, tree: TreeReading, gpus: tuple[GpuReading, ...], counts: tuple[int, int]
     ) -> Sample:
         """`counts` are bytes of output and marks of progress so far."""
+        self._sampled_at_s = now_s
         stacks, self._fresh = self._fresh, None
         disturbed, self._disturbed = self._disturbed, self._disturbed if self.sampler.is_busy else frozenset()
         proof, self._proof = self._proof, None
@@ -189,6 +191,12 @@ class HangWatch:
         return Sample(
             now_s, max(0.0, late_s), tree, gpus, *counts, stacks, disturbed, proof is not None, deadlock, flight
         )
+
+    @property
+    def is_sample_due(self) -> bool:
+        """Whether the processes have been disturbed and are left alone again. What they do from now on is their own,
+        so the time in which nothing is known about them ends here."""
+        return bool(self._disturbed) and not self.sampler.is_busy
 
     def _raise_alarm(self, verdict: Verdict) -> None:
         if verdict.kind == self._alarm:
@@ -237,9 +245,13 @@ class HangWatch:
             self.ask(now_s, pids)
 
     def ask(self, now_s: float, pids: Sequence[int]) -> None:
-        """Take stacks; also ask the processes who waits for whom, if they stand still and nothing is proved yet."""
+        """Take stacks; also ask the processes who waits for whom, if they stand still and nothing is proved yet. Such
+        a question is asked only right after a sample, because what they do until the next one counts as caused by us.
+        """
         inside = self._options.inject and not self.judge.has_proof()
         inside = inside and self._asked.is_due(now_s, self.judge.stands_since_s())
+        if inside and now_s != self._sampled_at_s:
+            return
         if self.sampler.request(pids, inside=inside):
             self.requested_at_s = now_s
             if inside:

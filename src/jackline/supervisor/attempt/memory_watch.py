@@ -5,6 +5,7 @@ Owns the sampling rate and when to warn. The readings and the growth rate come f
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 
@@ -181,9 +182,11 @@ class GrowthPlaces:
         self._any.setdefault(stack.pid, Counter())[frame] += 1
         # A thread that sleeps or waits in this sample did not allocate anything then. Neither did one that is inside
         # Jackline, taking a batch or saving.
-        inside = thread.frames[: thread.frames.index(frame)]
+        inside = itertools.takewhile(lambda inner: inner != frame, thread.frames)
         is_ours = any("/jackline/session/" in inner.file for inner in inside)
-        if not is_ours and not frame.sleeps and (not thread.wait or thread.wait.startswith("running")):
+        # The line of a task that awaits is in no frame: its event loop is idle.
+        is_idle = frame.sleeps or thread.awaiting is not None
+        if not is_ours and not is_idle and (not thread.wait or thread.wait.startswith("running")):
             self._working.setdefault(stack.pid, Counter())[frame] += 1
 
     def likely(self) -> Frame | None:

@@ -117,8 +117,7 @@ class AttemptWatch:
         self._guard("output", lambda: self._read_output(now_s))
         self._guard("memory", lambda: self._watch_memory(now_s))
         self._guard("stacks", lambda: self._collect_stacks(now_s))
-        self._guard("stacks", lambda: self.hang.request_stacks(now_s, self.last_output_s, self._python_pids()))
-        if now_s - self._last_sample_s >= SAMPLE_EVERY_S:
+        if now_s - self._last_sample_s >= SAMPLE_EVERY_S or self.hang.is_sample_due:
             late_s = now_s - self._last_sample_s - SAMPLE_EVERY_S
             self._last_sample_s = now_s
             self._guard("processes", self._read_tree)
@@ -129,6 +128,7 @@ class AttemptWatch:
             self._guard("speed", lambda: self._mind_speed(now_s))
             self._guard("verdict", lambda: self._judge(now_s, late_s))
             self._guard("rescue", lambda: self._tend_rescue(now_s))
+        self._guard("stacks", lambda: self.hang.request_stacks(now_s, self.last_output_s, self._python_pids()))
 
     @property
     def verdict(self) -> Verdict | None:

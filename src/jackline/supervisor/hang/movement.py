@@ -225,6 +225,9 @@ def _other_signs(
     signs += ["output"] if has_output else []
     moved = [pid for pid, view in views.items() if view.others_moved_at_s >= sample.at_s]
     signs += [f"threads of process {pid} are at other lines" for pid in moved]
+    leader = leader_of(views) if views else None
+    if leader is not None and leader.reading.wait.kind == "lock" and leader.woken_at_s >= sample.at_s:
+        signs.append("threads of the main process hand something on")
     little = [view for view in views.values() if _worked_at_s(view) >= sample.at_s]
     signs += [f"process {one.reading.pid} works a little" for one in little if one.reading.comm not in HELPER_COMMS]
     return signs + (["the GPU works"] if gpu_works(sample.gpus, sample.tree, idle_power_w) else [])

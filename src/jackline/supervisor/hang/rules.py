@@ -21,6 +21,7 @@ from jackline.supervisor.hang.scene import (
     is_asleep,
     is_fed_by_threads,
     is_joining_threads,
+    is_main_asleep,
     is_main_working,
     is_on_disk,
     is_worked_for,
@@ -183,7 +184,7 @@ def suspect(scene: Scene) -> Verdict | None:
     quiet_s = scene.now_s - scene.state.moved_at_s
     if quiet_s < suspect_limit_s(scene) or not scene.state.has_stacks:
         return None
-    is_sleep = is_asleep(scene) and not live(scene.workers) and not awaits_ranks(scene.leader)
+    is_sleep = is_main_asleep(scene) and not live(scene.workers) and not awaits_ranks(scene.leader)
     label = "SLEEPING" if is_sleep else stuck_label(scene)
     text = f"no main thread has moved for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
     return Verdict("SUSPECT", label, scene.state.moved_at_s, text, frame_of(scene.leader), process_at_fault(scene))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Literal
 
-from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.frames import Frame, ThreadStack
 from jackline.diagnosis.waiting import effective_wait
 from jackline.immutable import immutable
 from jackline.supervisor.hang.deadlock import Deadlock
@@ -25,6 +25,7 @@ Kind = Literal["PROGRESS", "BUSY", "WAITING", "PAUSED", "SUSPECT", "STUCK"]
 
 _RECENT_S = 5.0
 _LEAST_WAKE_S = 1e-5  # CPU time; less means that it did not wake up
+_SAMPLING_S = 2.0  # what happens between two samples has no order
 _MOST_TASKS = 4
 _POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
 _SIGNAL_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
@@ -89,12 +90,45 @@ def make_scene(state: Movement, limits: Thresholds) -> Scene:
 
 
 def is_asleep(scene: Scene) -> bool:
-    """The main thread sleeps and has no live workers, or it waits for a worker that sleeps and wakes up again and
-    again. A sleep ends by itself, so the verdict can wait."""
+    """The main thread sleeps or waits for a thread that does and has no live workers, or it waits for a worker that
+    sleeps and wakes up again and again. A sleep ends by itself, so the verdict can wait."""
     if not live(scene.workers):
-        return scene.now_s - scene.leader.slept_at_s <= _RECENT_S or _is_timed_loop(scene.leader, scene.now_s)
+        return is_main_asleep(scene) or bool(_awaited_sleepers(scene))
     is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS
     return is_waiting and any(_naps(view, scene.now_s) for view in live(scene.workers))
+
+
+def is_main_asleep(scene: Scene) -> bool:
+    return scene.now_s - scene.leader.slept_at_s <= _RECENT_S or _is_timed_loop(scene.leader, scene.now_s)
+
+
+def _awaited_sleepers(scene: Scene) -> list[ThreadStack]:
+    """Threads that sleep and for which the main thread may wait. A thread that wakes up again and again beside a lock
+    may be a heartbeat and counts only where the main thread waits for the end of threads that all sleep; one that has
+    slept since anything last moved may hold what others wait for."""
+    if scene.leader.reading.wait.kind != "lock":
+        return []
+    users = _user_threads(scene)
+    sleeping = [thread for thread in users if thread.wait == "sleep"]
+    is_awaiting_end = _is_joining(scene) or _is_inside(main_frames(scene.leader), _POOL_FILES[:3])
+    if is_awaiting_end and len(sleeping) == len(users):
+        return sleeping
+    return [thread for thread in sleeping if not _has_run_since_progress(scene, thread)]
+
+
+def _has_run_since_progress(scene: Scene, thread: ThreadStack) -> bool:
+    return scene.leader.ran_at_s.get(thread.thread_id, math.inf) > scene.state.progress_at_s + _SAMPLING_S
+
+
+def _user_threads(scene: Scene) -> list[ThreadStack]:
+    """Threads in the user's own code, without the main thread."""
+    threads = scene.leader.stack.threads if scene.leader.stack else ()
+    return [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
+
+
+def _is_joining(scene: Scene) -> bool:
+    frames = main_frames(scene.leader)
+    return any(frame.file.endswith("/threading.py") and frame.function in _JOINS for frame in frames)
 
 
 def _is_timed_loop(view: ProcessView, now_s: float) -> bool:
@@ -113,6 +147,7 @@ def sleep_patience(scene: Scene) -> float:
     views = (scene.leader, *live(scene.workers))
     is_loop = scene.leader.reading.main_cpu_s is None or _is_timed_loop(scene.leader, scene.now_s)
     is_loop = is_loop or any(_naps(view, scene.now_s) for view in views)
+    is_loop = is_loop or any(_has_run_since_progress(scene, thread) for thread in _awaited_sleepers(scene))
     return 2.0 if is_loop else 1.0
 
 
@@ -142,22 +177,18 @@ def is_fed_by_threads(scene: Scene) -> bool:
 
 def is_joining_threads(scene: Scene) -> bool:
     """The main thread waits for the end of other threads, and one in the user's own code has run lately."""
-    frames = main_frames(scene.leader)
-    is_join = any(frame.file.endswith("/threading.py") and frame.function in _JOINS for frame in frames)
-    threads = scene.leader.stack.threads if scene.leader.stack else ()
-    users = [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
-    ran = [scene.leader.ran_at_s.get(thread.thread_id, 0.0) for thread in users if not is_housekeeping(thread)]
-    return is_join and any(scene.now_s - ran_s <= scene.limits.stuck_after_s for ran_s in ran)
+    users = [thread for thread in _user_threads(scene) if not is_housekeeping(thread)]
+    ran = [scene.leader.ran_at_s.get(thread.thread_id, 0.0) for thread in users]
+    return _is_joining(scene) and any(scene.now_s - ran_s <= scene.limits.stuck_after_s for ran_s in ran)
 
 
 def is_worked_for(scene: Scene) -> bool:
     """The main thread waits for a signal of other threads (an Event, a queue, the end of a thread), and one of them
-    has lately done more than check a flag in the user's own code."""
+    has lately done more than check a flag in the user's own code, or was given what it had waited for."""
     frames = main_frames(scene.leader)
     is_signal = bool(frames) and frames[0].file.endswith(_SIGNAL_FILES)
-    threads = scene.leader.stack.threads if scene.leader.stack else ()
-    users = [thread for thread in threads if not thread.is_main and any(frame.is_user for frame in thread.frames)]
-    worked = [scene.leader.worked_at_s.get(thread.thread_id, -math.inf) for thread in users]
+    worked = [scene.leader.worked_at_s.get(thread.thread_id, -math.inf) for thread in _user_threads(scene)]
+    worked.append(scene.leader.woken_at_s)
     return is_signal and any(scene.now_s - at_s <= scene.limits.stuck_after_s for at_s in worked)
 
 

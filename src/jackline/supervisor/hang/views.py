@@ -43,6 +43,7 @@ class ProcessView:
     num_seen: int = 0  # in how many samples of stacks it was there
     others_hash: str = ""
     others_moved_at_s: float = -math.inf  # when another thread was last seen at another line
+    woken_at_s: float = -math.inf  # when a thread of the user's was last seen to have been given what it waits for
     little_at_s: float = -math.inf  # when the main thread last did more than check a flag, perhaps
     worked_at_s: Mapping[int, float] = field(
         default_factory=dict
@@ -271,9 +272,19 @@ def _with_stack(view: ProcessView, stack: ProcessStack, at_s: float) -> ProcessV
         num_seen=1 if is_elsewhere or not view.hash else view.num_seen + bool(new),
         others_hash=others or view.others_hash,
         others_moved_at_s=at_s if have_others_moved else view.others_moved_at_s,
+        woken_at_s=at_s if _is_handed_on(view, stack) else view.woken_at_s,
         moved_at_s=at_s if is_elsewhere else view.moved_at_s,
         is_signalled=view.is_signalled or stack.method == "faulthandler",
     )
+
+
+def _is_handed_on(view: ProcessView, stack: ProcessStack) -> bool:
+    """Whether a thread in the user's code has run between two waits without a time limit, one in each of the last two
+    stacks: what it waited for came, though it costs too little CPU to be seen otherwise."""
+    before = {thread.thread_id for thread in (view.stack.threads if view.stack else ()) if thread.is_endless}
+    waiting = [thread for thread in stack.threads if thread.is_endless and thread.thread_id in before]
+    users = [thread for thread in waiting if not thread.is_main and any(frame.is_user for frame in thread.frames)]
+    return any(view.ran_at_s.get(thread.thread_id, -math.inf) > view.hash_seen_s for thread in users)
 
 
 def _with_known(stack: ProcessStack, before: ProcessStack) -> ProcessStack:

@@ -68,6 +68,8 @@ class Journey:
         if not is_aside(told.phase):
             self.step = self._step(told, counter)
         found = replace(self._pace.update(whole, now_s), at_s=now_s)
+        if found.unit == "it" and _is_epoch_bar(found):  # tqdm's word for anything
+            found = replace(found, unit="epochs")
         if told.unit != "epochs" and told.total is not None and not is_aside(told.phase):
             self._fine = found
         return found
@@ -99,7 +101,9 @@ class Journey:
             elif self._epoch is not None and progress.total is not None:
                 found = replace(progress, epoch=self._epoch, epochs=self._epochs, of="epoch")
         if found.epoch is not None:
-            self._first_epoch = 0.0 if found.epoch < 1 else self._first_epoch
+            # A bar that has its epoch by itself is Lightning's, which counts from 0: its first one may not be seen.
+            is_from_0 = found.epoch < 1 or (progress.source == "bar" and progress.epoch is not None)
+            self._first_epoch = 0.0 if is_from_0 else self._first_epoch
             self._epoch, self._epochs = found.epoch, found.epochs or self._epochs
             found = replace(found, epochs=found.epochs or self._epochs)
         return found

@@ -35,6 +35,7 @@ _NO_COUNT = re.compile(
 )
 _AMOUNT = re.compile(r"\s*(?:[KMGT]i?B|bytes?|B|[mun]?s|sec\w*|min\w*|hours?|°C|W|Hz|[KMG]?bps)\b")
 # What ninja, CMake and others put in front of words that differ: '[ 12%] Linking ...', '[3/120] Building ...'.
+_STEP_NAME = re.compile(r"#|(?:global_|num_|total_)?(?:steps?|iters?|iterations?|updates?|timesteps?)")
 _HEAD = re.compile(r"\s*\[\s*\d+\s*(?:%|/\s*\d+)\s*\](?=\s)")
 _HAS_DIGIT = re.compile(r"\d")
 _CELL = re.compile(r"\s*\|\s*|\s{2,}|\t+")
@@ -132,6 +133,10 @@ class Learner:
         unit = "epochs" if first.startswith(("epoch", "e")) else "rows"
         numbers = {name: value for name, value in list(named.items())[1:] if is_metric(name, "0.0")}
         progress = Progress("", named.get(first, 0.0), None, unit, None, None, "line", is_guessed=True)
+        fine = next((at for at, name in enumerate(self._header) if at and _STEP_NAME.fullmatch(name)), None)
+        if fine is not None and re.fullmatch(r"\d+", cells[fine]):  # a column of steps says more than one of epochs
+            epoch = progress.done if unit == "epochs" else None
+            progress = replace(progress, done=float(cells[fine]), unit="steps", epoch=epoch)
         return Learned(progress, numbers) if numbers else None
 
 

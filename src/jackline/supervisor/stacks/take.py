@@ -238,7 +238,8 @@ def _with_wait(pid: int, thread: ThreadStack) -> ThreadStack:
     if not os.path.isdir(f"/proc/{pid}/task/{thread.thread_id}"):  # noqa: PTH112 - faulthandler knows no kernel ids
         return thread
     name = thread.name or (read_text(f"/proc/{pid}/task/{thread.thread_id}/comm") or "").strip()
-    return replace(thread, name=name, wait=wait_words(read_wait(pid, thread.thread_id)))
+    wait = read_wait(pid, thread.thread_id)
+    return replace(thread, name=name, wait=wait_words(wait), is_endless=wait.is_endless)
 
 
 def wait_words(wait: Wait) -> str:
