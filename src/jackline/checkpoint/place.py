@@ -10,7 +10,6 @@ must find what another one has saved. There the file system is what the person h
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +66,8 @@ def _folder_of_job(run: RunDir) -> Path | None:
 
 def away_from(run: RunDir, filesystem: str) -> Place:
     """A local folder that the same run finds again, with the run's own folder as the mirror."""
+    import hashlib  # loads OpenSSL, 3.6 MB: a supervisor beside a local disk does not need it
+
     short = hashlib.sha256(os.fsencode(run.path.absolute())).hexdigest()[:16]
     folder = state_folder() / "checkpoints" / f"{run.name}-{short}"
     why = f"{run.path} is on {filesystem}, so checkpoints are committed to {folder} and copied there"

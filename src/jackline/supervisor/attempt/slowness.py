@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import fmean, median
 
 from jackline.diagnosis.frames import ProcessStack
 from jackline.immutable import immutable
@@ -95,12 +94,12 @@ class Rhythm:
         if not self.is_known:
             self._first.append(step_s)
             if len(self._first) >= REFERENCE:
-                self.usual_s = median(self._first)
+                self.usual_s = _median(self._first)
             return None
         self._recent.append((at_s, step_s))
         if len(self._recent) < RECENT:
             return None
-        self.now_s = median(value for _, value in self._recent)
+        self.now_s = _median([value for _, value in self._recent])
         if self.now_s < FASTER * self.usual_s:
             self.usual_s = self.now_s
         if self.now_s < SLOWER * self.usual_s or self.now_s - self.usual_s < LEAST_MORE_S:
@@ -167,7 +166,7 @@ class Slowness:
         slow = [around for at_s, around in self._around if at_s >= rhythm.slow_since_s]
         waits = [waits for at_s, waits in self._waits if at_s < rhythm.doubtful_s]
         waits_now = [waits for at_s, waits in self._waits if at_s >= rhythm.slow_since_s]
-        shares = (fmean(waits) if waits else None, fmean(waits_now) if waits_now else None)
+        shares = (_mean_of(waits), _mean_of(waits_now))
         cause, hint = find_cause(usual, slow, shares)
         text = (
             f"slower than before: a step takes {format_duration(rhythm.now_s)}, it was "
@@ -253,5 +252,14 @@ def _waiting_cause(
 
 
 def _mean(seen: Sequence[Around], name: str) -> float | None:
-    known = [value for one in seen if (value := getattr(one, name)) is not None]
-    return fmean(known) if known else None
+    return _mean_of([value for one in seen if (value := getattr(one, name)) is not None])
+
+
+# `statistics` is not imported: it would take 0.8 MB for the whole life of a supervisor.
+def _mean_of(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -205,11 +205,14 @@ def _main_signs(before: Movement, sample: Sample, views: Mapping[int, ProcessVie
 def _is_aside(view: ProcessView, views: Mapping[int, ProcessView]) -> bool:
     """Whether what it does says nothing about the run: a helper, or a process that repeats a little work (a monitor
     does) beside a main thread that waits for a lock of the user's own."""
+    if view.reading.comm in HELPER_COMMS:
+        return True
+    if not view.is_repeating:
+        return False
     leader = leader_of(views)
     main = leader.stack.main if leader.stack else None
     is_at_lock = main is not None and main.wait.startswith("lock") and bool(main.frames) and main.frames[0].is_user
-    is_beside = view.is_repeating and view is not leader and is_at_lock
-    return is_beside or view.reading.comm in HELPER_COMMS
+    return view is not leader and is_at_lock
 
 
 def _other_signs(
@@ -225,8 +228,8 @@ def _other_signs(
     signs += ["output"] if has_output else []
     moved = [pid for pid, view in views.items() if view.others_moved_at_s >= sample.at_s]
     signs += [f"threads of process {pid} are at other lines" for pid in moved]
-    leader = leader_of(views) if views else None
-    if leader is not None and leader.reading.wait.kind == "lock" and leader.woken_at_s >= sample.at_s:
+    woken = [view for view in views.values() if view.woken_at_s >= sample.at_s and view.reading.wait.kind == "lock"]
+    if woken and any(view is leader_of(views) for view in woken):
         signs.append("threads of the main process hand something on")
     little = [view for view in views.values() if _worked_at_s(view) >= sample.at_s]
     signs += [f"process {one.reading.pid} works a little" for one in little if one.reading.comm not in HELPER_COMMS]

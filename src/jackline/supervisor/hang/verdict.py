@@ -24,7 +24,7 @@ from jackline.supervisor.hang.evidence import evidence_of
 from jackline.supervisor.hang.movement import Movement, note
 from jackline.supervisor.hang.rules import RULES, progress
 from jackline.supervisor.hang.sample import Sample
-from jackline.supervisor.hang.scene import Kind, Thresholds, Verdict, make_scene
+from jackline.supervisor.hang.scene import Kind, Scene, Thresholds, Verdict, make_scene
 from jackline.supervisor.hang.views import stands_at_lock
 
 __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]
@@ -43,6 +43,7 @@ class Judge:
         self._floor = thresholds or Thresholds()
         self._movement: Movement | None = None
         self._verdict: Verdict | None = None
+        self._scene: Scene | None = None
         self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
 
     def add(self, sample: Sample) -> Verdict:
@@ -50,15 +51,16 @@ class Judge:
         while sum(len(kept.tree.processes) for kept in self._samples) > KEPT_READINGS:
             self._samples.popleft()
         self._movement = note(self._movement, sample, window_s=_window_s(self._floor))
-        self._verdict = decide(self._movement, self._floor)
+        # Kept, because several questions about it are asked each second.
+        self._scene = _scene_of(self._movement, self._floor)
+        self._verdict = _decide(self._scene) if self._scene else _ended(self._movement)
         return self._verdict
 
     def evidence(self) -> dict[str, Any]:
         """What the newest verdict rests on."""
-        if self._movement is None or self._verdict is None or not self._movement.views:
+        if self._scene is None or self._verdict is None:
             return {}
-        limits = learned(self._movement, self._floor)
-        return evidence_of(make_scene(self._movement, limits), self._verdict)
+        return evidence_of(self._scene, self._verdict)
 
     def case(self, verdict: Verdict) -> dict[str, Any]:
         """The samples that led to the verdict, to be replayed later."""
@@ -68,12 +70,12 @@ class Judge:
         """Since when it has been worth asking who waits for whom: the main thread waits for something inside the
         process and has not moved, a thread stands at a lock of the user's, or nothing moves at all. None when nothing
         is known yet."""
-        if self._movement is None or not self._movement.views:
+        if self._scene is None:
             return None
-        scene = make_scene(self._movement, self._floor)
-        locked = [since_s for view in self._movement.views.values() if (since_s := stands_at_lock(view)) is not None]
-        is_inside = scene.leader.reading.wait.kind in ("lock", "file_lock")
-        return min([scene.leader.moved_at_s if is_inside else self._movement.progress_at_s, *locked])
+        state, leader = self._scene.state, self._scene.leader
+        locked = [since_s for view in state.views.values() if (since_s := stands_at_lock(view)) is not None]
+        is_inside = leader.reading.wait.kind in ("lock", "file_lock")
+        return min([leader.moved_at_s if is_inside else state.progress_at_s, *locked])
 
     def stack_of(self, pid: int) -> ProcessStack | None:
         """The newest stack of a process, with what was read from inside it."""
@@ -92,9 +94,7 @@ class Judge:
 
     @property
     def leader_pid(self) -> int | None:
-        if self._movement is None or not self._movement.views:
-            return None
-        return make_scene(self._movement, self._floor).leader.reading.pid
+        return self._scene.leader.reading.pid if self._scene else None
 
 
 def verdict(history: Sequence[Sample], thresholds: Thresholds) -> Verdict:
@@ -112,10 +112,20 @@ def _window_s(thresholds: Thresholds) -> float:
 
 
 def decide(state: Movement, floor: Thresholds) -> Verdict:
+    scene = _scene_of(state, floor)
+    return _decide(scene) if scene else _ended(state)
+
+
+def _scene_of(state: Movement, floor: Thresholds) -> Scene | None:
+    return make_scene(state, learned(state, floor)) if state.views else None
+
+
+def _ended(state: Movement) -> Verdict:
+    return Verdict("PROGRESS", "ENDED", state.sample.at_s, "it has ended")
+
+
+def _decide(scene: Scene) -> Verdict:
     """The verdict of the first rule that returns one."""
-    if not state.views:
-        return Verdict("PROGRESS", "ENDED", state.sample.at_s, "it has ended")
-    scene = make_scene(state, learned(state, floor))
     for rule in (*RULES, progress):
         found = rule(scene)
         if found is not None:

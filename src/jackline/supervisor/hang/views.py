@@ -220,7 +220,8 @@ def is_idle(view: ProcessView) -> bool:
 
 
 def main_frames(view: ProcessView) -> tuple[Frame, ...]:
-    return view.stack.main.frames if view.stack and view.stack.main else ()
+    main = view.stack.main if view.stack else None
+    return main.frames if main else ()
 
 
 def without_helpers(views: Mapping[int, ProcessView]) -> list[ProcessView]:
@@ -236,8 +237,9 @@ def leader_of(views: Mapping[int, ProcessView]) -> ProcessView:
 
 
 def _is_helper(view: ProcessView) -> bool:
-    is_tracker = any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in main_frames(view))
-    return is_tracker or view.reading.comm in HELPER_COMMS
+    if view.reading.comm in HELPER_COMMS:
+        return True
+    return any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in main_frames(view))
 
 
 def stands_at_lock(view: ProcessView) -> float | None:
