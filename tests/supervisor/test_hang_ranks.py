@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from jackline.diagnosis.doing import MEETING_HINT, meeting
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.proc import rank_in
 from jackline.machine.readings import RankPlace, Wait, ranks_among
+from jackline.supervisor.hang.deadlock import Deadlock, Member
 from jackline.supervisor.hang.ranks import collective_at
-from jackline.supervisor.hang.verdict import Verdict
+from jackline.supervisor.hang.verdict import Sample, Verdict
 from tests.supervisor.worlds import Proc, World, alarms, play
 
 C10D = "/v/site-packages/torch/distributed/distributed_c10d.py"
@@ -45,6 +47,22 @@ def test_a_rank_that_does_not_arrive_is_named_first_with_its_line() -> None:
         "rank 2 (pid 12) has not arrived: it is waiting for a lock at /me/train.py:11 `time.sleep(1000)`; "
     )
     assert "ranks 0-1, 3 have waited for " in found.text
+
+
+@pytest.mark.parametrize(("is_cycle", "label"), [(True, "DEADLOCK"), (False, "STUCK_RANKS")])
+def test_a_missing_rank_that_is_proved_to_wait_for_itself_is_called_a_deadlock(is_cycle: bool, label: str) -> None:
+    member = Member(11, 11, "the main thread", "lock 'lock'", "/me/train.py:11", "lock 'lock'", "/me/train.py:10")
+    proof = Deadlock((member,), is_cycle, "it waits for itself", has_main=False)
+
+    class Proved(World):
+        def sample(self, second: int) -> Sample:
+            return replace(super().sample(second), was_asked=True, deadlock=proof)
+
+    world = Proved(launched(rank(0, 2), rank(1, 2, call="", line=11)).processes)
+    found = last(play(world, WITHIN_S))
+    assert (found.kind, found.label, found.pid) == ("STUCK", label, 11)
+    assert found.deadlock == (proof if is_cycle else None)
+    assert found.text.endswith("it waits for itself")
 
 
 def test_a_rank_that_sleeps_is_suspected_only() -> None:

@@ -15,6 +15,7 @@ from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.diagnosis.waiting import effective_wait
 from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading, Wait, ranks_among
+from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.scene import Kind, Scene, Verdict
 from jackline.supervisor.hang.text import frame_of, place_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
@@ -157,6 +158,7 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
         text += f"; torch itself gives up after {format_duration(flight.timeout_s)}" if flight.timeout_s else ""
     if scene.state.deadlock is not None:
         text += f"; {scene.state.deadlock.text}"
+    proved = _deadlock_of(scene, outside)
     fault = (outside[0] if outside else _at_fault(inside, flight)).view
     pid, frame = fault.reading.pid, frame_of(fault) or frame_of(scene.leader)
     if for_s >= limit_s:
@@ -164,10 +166,19 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
         ends = ("sleep", "disk", "network", "file")
         is_sure = not outside or all(one.view.reading.wait.kind not in ends for one in outside)
         kind: Kind = "STUCK" if is_sure else "SUSPECT"
-        return Verdict(kind, "STUCK_RANKS", since_s, text, frame, pid)
+        label = "DEADLOCK" if proved else "STUCK_RANKS"
+        return Verdict(kind, label, since_s, text, frame, pid, deadlock=proved)
     next_in_s = max(1.0, limit_s - for_s)
     text += f"; if nothing changes, an alarm in {format_duration(next_in_s)}"
     return Verdict("WAITING", "WAITING_RANKS", since_s, text, frame, pid, "STUCK", next_in_s)
+
+
+def _deadlock_of(scene: Scene, outside: list[Standing]) -> Deadlock | None:
+    """The proved cycle in which a rank stands that has not arrived."""
+    found = scene.state.deadlock
+    pids = {one.view.reading.pid for one in outside}
+    is_theirs = found is not None and found.is_cycle and any(member.pid in pids for member in found.members)
+    return found if is_theirs else None
 
 
 def _is_exchanging(scene: Scene) -> bool:
