@@ -491,6 +491,45 @@ def bench_load(state: dict[str, Any], work: Path, repeats: int, report: Report) 
     ours.close()
 
 
+def bench_limits(path: Path, device: str, repeats: int, report: Report) -> None:
+    """What bounds a load to the GPU: the disk, read past the page cache, and the bus, from pinned memory."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from jackline.checkpoint.state.source import Source
+
+    size = path.stat().st_size
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=device == "cuda")
+    place = torch.empty(size, dtype=torch.uint8, device=device)
+    view = memoryview(host.numpy())
+
+    def from_disk() -> None:
+        source = Source(path, path.name)
+
+        def read(start: int) -> None:
+            piece = view[start : min(start + BLOCK_BYTES, size)]
+            for _ in source.read([piece], start, is_on_disk=True):
+                pass
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(read, range(0, size, BLOCK_BYTES)))
+        source.close()
+
+    def over_the_bus() -> None:
+        place.copy_(host, non_blocking=True)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for name, way in {"limit: the disk": from_disk, "limit: the bus": over_the_bus}.items():
+        row = Row(name)
+        for repeat in range(repeats + 1):
+            forget(path)
+            began_s = time.perf_counter()
+            way()
+            if repeat:
+                row.values.append(time.perf_counter() - began_s)
+        report.say(f"       {name:25}{row.median:9.3f} s   {row.spread()}  {size / row.median / 1e9:.2f} GB/s")
+
+
 def forget(path: Path) -> None:
     """Out of the page cache."""
     fd = os.open(path, os.O_RDONLY)
@@ -627,6 +666,11 @@ def run_gpu(given: argparse.Namespace, work: Path, report: Report) -> None:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU, tiny shapes"
     report.say(f"-- excess of one save in a training loop: {name}, torch {torch.__version__}, {best_algorithm()}")
     loop = gpt_loop(device, is_tiny=given.cpu_smoke)
+    if given.only == "load":
+        loop.window(2)
+        bench_load(loop.state, work / "gpu-load", given.repeats, report)
+        bench_limits(work / "gpu-load" / "plain.safetensors", device, given.repeats, report)
+        return
     rows = bench_stall(loop, work / "gpu", chosen_methods(given), given.repeats, report)
     report.lines.append("")
     show_stall(rows, report)

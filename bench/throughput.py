@@ -27,20 +27,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
+
+from bench.throughput_variants import VARIANTS, run_variants  # noqa: E402
+
 PEERS = ("hand", "accelerate", "lightning", "transformers")
 OURS = ("ours", "ours-bare", "ours-64")
-VARIANTS = (
-    "v-base",
-    "v-embed",
-    "v-kernel",
-    "v-loss",
-    "v-all",
-    "v-flash",
-    "v-block",
-    "v-parts",
-    "v-nested",
-    "v-chunk",
-)
 
 
 def main() -> int:
@@ -49,16 +41,24 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     data = work / "tokens.bin"
     _make_tokens(data, 512 if options.small else 50_257, 400_000 if options.small else 40_000_000)
-    names = list(options.only.split(",") if options.only else VARIANTS if options.variants else (*PEERS, *OURS))
+    names = list(options.only.split(",") if options.only else [*VARIANTS] if options.variants else (*PEERS, *OURS))
     if not options.variants:
         names = ["ceiling", *names]
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    if options.variants:
+        rows = run_variants(names, _request(work, data, options), options.rounds, options.at_once)
+        _print(rows)
+        return _keep(rows, work)
     for number in range(options.rounds):
         for name in names if number % 2 == 0 else reversed(names):
             if number and (name == "ceiling" or name in options.once.split(",")):
                 continue
             rows[name].append(_run(name, work, data, options))
     _print(rows)
+    return _keep(rows, work)
+
+
+def _keep(rows: dict[str, list[dict[str, Any]]], work: Path) -> int:
     (work / "throughput.json").write_text(json.dumps(rows, indent=1))
     if out := os.environ.get("OUT"):
         (Path(out) / "throughput.json").write_text(json.dumps(rows, indent=1))
@@ -70,6 +70,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--only", default="")
     parser.add_argument("--once", default="", help="rows for the first round alone")
     parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--at-once", type=int, default=6, help="variants that compile side by side")
+    parser.add_argument("--profile", action="store_true", help="of each variant: milliseconds by kernel")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=120)
@@ -93,9 +95,7 @@ def _make_tokens(path: Path, vocab: int, count: int) -> None:
 def _run(name: str, work: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:
     out = work / f"{name}.json"
     out.unlink(missing_ok=True)
-    request = {"name": name, "data": str(data), "work": str(work), "out": str(out)}
-    request |= {"steps": 6 if options.small else options.steps, "is_small": options.small}
-    request |= {"model": options.model, "seq_len": options.seq_len, "micro_batch": options.micro_batch}
+    request = {"name": name, "out": str(out), **_request(work, data, options)}
     began_s = time.monotonic()
     print(f"[{time.strftime('%H:%M:%S')}] {name} ...", file=sys.stderr, flush=True)
     # A folder for each row: otherwise a row's first step gets what another has compiled.
@@ -116,6 +116,13 @@ def _run(name: str, work: Path, data: Path, options: argparse.Namespace) -> dict
     row["took_s"] = time.monotonic() - began_s
     print(f"   {json.dumps(row)[:300]}", file=sys.stderr, flush=True)
     return row
+
+
+def _request(work: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """What every row is told."""
+    request = {"data": str(data), "work": str(work), "has_profile": options.profile}
+    request |= {"steps": 6 if options.small else options.steps, "is_small": options.small}
+    return request | {"model": options.model, "seq_len": options.seq_len, "micro_batch": options.micro_batch}
 
 
 def _print(rows: dict[str, list[dict[str, Any]]]) -> None:

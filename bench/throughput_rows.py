@@ -6,7 +6,6 @@ fused AdamW, clipping at 1, two loader workers. The first steps are warm-up; the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -20,11 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jackline.models.gpt import GPT, Block
-from jackline.models.loss import why_no_kernel
+from jackline.models.gpt import GPT
 from jackline.models.shapes import GPTShape, count_parameters, find_shape
-from jackline.trainer.optim.optimizer import MasterAdamW, clip_gradients, make_optimizer
-from jackline.trainer.startup.precision import attention_kernels
 
 STARTED_AT_S = float(os.environ.get("STARTED_AT_S", time.time()))
 WARM_STEPS = 25
@@ -87,16 +83,18 @@ class Bench:
         )
 
     def write(self, loss: float) -> None:
+        Path(self.request["out"]).write_text(json.dumps(self.row(loss)))
+
+    def row(self, loss: float) -> dict[str, Any]:
         milliseconds = 1e3 * self.took_s / self.steps
         shape, per_step = self.shape, self.micro_batch * self.shape.context
         matrices = count_parameters(shape) - shape.context * shape.width
         peak = torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
-        row = {
+        return {
             "micro_batch": self.micro_batch, "ms": milliseconds, "tokens_per_s": 1e3 * per_step / milliseconds,
             "flops_per_token": 6 * matrices + 12 * shape.num_layers * shape.width * shape.context,
             "peak_gib": peak, "first_s": self.first_s, "loss": loss, **self.extra,
         }  # fmt: skip
-        Path(self.request["out"]).write_text(json.dumps(row))
 
 
 class Tokens(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -263,73 +261,15 @@ def transformers(bench: Bench) -> None:
     bench.write(losses[-1])
 
 
-VARIANTS = {
-    "v-base": "",
-    "v-embed": "embed",
-    "v-kernel": "kernel",
-    "v-loss": "loss",
-    "v-all": "embed kernel loss",
-    "v-flash": "embed kernel loss flash",
-    "v-block": "embed kernel loss block",
-    "v-parts": "embed kernel loss parts",
-    "v-nested": "embed kernel loss nested",
-    "v-chunk": "embed kernel chunk",
-}
-
-
-def variant(bench: Bench, name: str) -> None:
-    """The step alone, without the trainer around it, with one thing changed."""
-    parts = VARIANTS[name]
-    with torch.device(bench.device):
-        model = GPT(bench.shape, loss_chunk_rows=8192 if "chunk" in parts else 0)
-    optimizer = make_optimizer(model, lr=LR, betas=BETAS, weight_decay=DECAY, precision="bf16-weights")
-    if "kernel" not in parts and isinstance(optimizer, MasterAdamW):
-        optimizer._kernel = False
-    if "embed" not in parts:
-        GPT._embed = lambda self, ids: self.tokens(ids)  # type: ignore[method-assign]
-    model.has_loss_kernel = "loss" in parts and not why_no_kernel(model.head)
-    bench.extra["loss_kernel"] = model.has_loss_kernel
-    if "nested" in parts:
-        Block.forward = torch.compiler.nested_compile_region(Block.forward)  # type: ignore[method-assign]
-    if "block" in parts or "parts" in parts:
-        for part in model.blocks if "block" in parts else [model]:
-            part.compile(dynamic=False)
-    elif not bench.is_small:
-        nn.Module.compile(model, dynamic=False)  # as one graph
-    with attention_kernels("flash" if "flash" in parts else "cudnn") if not bench.is_small else _nothing():
-        loss = _plain_steps(bench, model, optimizer)
-        if bench.device.type == "cuda":
-            bench.extra["profile"] = _profile(bench, model, optimizer)
-    bench.write(loss)
-
-
-def _plain_steps(bench: Bench, model: GPT, optimizer: torch.optim.Optimizer) -> float:
-    tokens = bench.micro_batch * bench.shape.context
-    for count, (ids, targets) in enumerate(bench.batches()):
-        loss = model(ids, targets) / tokens
-        loss.backward()
-        clip_gradients(optimizer, CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if count % 10 == 9:
-            loss.item()
-        if bench.tick():
-            break
-    return float(loss)
-
-
-def _profile(bench: Bench, model: GPT, optimizer: torch.optim.Optimizer) -> str:
+def profile_step(step: Callable[[], Any]) -> str:
     """Milliseconds of a step by kind of kernel, the largest kernels, and where the GPU waits."""
     from torch.profiler import ProfilerActivity, profile
 
-    batches, steps = bench.batches(), 12
+    steps = 12
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for ids, targets in (next(batches) for _ in range(steps)):
-            (model(ids, targets) / targets.numel()).backward()
-            clip_gradients(optimizer, CLIP)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        bench.sync()
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
     kinds: dict[str, float] = {}
     top: dict[str, tuple[float, int]] = {}
     gaps: dict[str, float] = {}
@@ -371,11 +311,6 @@ def _kind(key: str) -> str:
     return next((kind for kind, words in marks.items() if any(word in key for word in words)), "other")
 
 
-@contextlib.contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
 ROWS: dict[str, Callable[[Bench], None]] = {
     "ceiling": ceiling, "hand": hand, "accelerate": accelerate, "lightning": lightning, "transformers": transformers,
 }  # fmt: skip
@@ -385,7 +320,9 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     name, bench = request["name"], Bench(request)
     if name.startswith("v-"):
-        variant(bench, name)
+        from bench.throughput_variants import serve
+
+        serve(bench, name)
     elif name.startswith("ours"):
         from bench.throughput_ours import ours
 
