@@ -495,7 +495,7 @@ def bench_limits(path: Path, device: str, repeats: int, report: Report) -> None:
     """What bounds a load to the GPU: the disk, read past the page cache, and the bus, from pinned memory."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from jackline.checkpoint.state.source import Source
+    from jackline.checkpoint.state.source import SIP_BYTES, Source
 
     size = path.stat().st_size
     host = torch.empty(size, dtype=torch.uint8, pin_memory=device == "cuda")
@@ -506,12 +506,10 @@ def bench_limits(path: Path, device: str, repeats: int, report: Report) -> None:
         source = Source(path, path.name)
 
         def read(start: int) -> None:
-            piece = view[start : min(start + BLOCK_BYTES, size)]
-            for _ in source.read([piece], start, is_on_disk=True):
-                pass
+            source.read([view[start : min(start + SIP_BYTES, size)]], start, is_on_disk=True)
 
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(read, range(0, size, BLOCK_BYTES)))
+            list(pool.map(read, range(0, size, SIP_BYTES)))
         source.close()
 
     def over_the_bus() -> None:

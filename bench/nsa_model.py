@@ -21,7 +21,6 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__fil
 import torch  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from bench.nsa_rows import DenseAttention  # noqa: E402
 from jackline.models.loss import why_no_kernel  # noqa: E402
 from jackline.models.nsa.model import NSAModel  # noqa: E402
 from jackline.models.nsa.shape import NSAShape  # noqa: E402
@@ -148,10 +147,7 @@ def _time_model(clock: Clock, options: argparse.Namespace) -> dict[str, Any]:
     began_s = time.monotonic()
     is_card = clock.device.type == "cuda"
     shape = shape_of(is_small=options.small)
-    model = NSAModel(shape)
-    if options.name == "dense":
-        for block in model.blocks:
-            block.attention = DenseAttention(shape)
+    model = NSAModel(replace(shape, is_dense=options.name == "dense"))
     model = model.to(clock.device, torch.bfloat16 if is_card else torch.float32)
     model.has_loss_kernel = not why_no_kernel(model.head)  # as the trainer does, for both
     reason = model.use_kernels() if options.name == "sparse" else ""

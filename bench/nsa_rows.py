@@ -17,41 +17,13 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jackline.models.nsa import reference
-from jackline.models.nsa.attention import SparseAttention, rotary_turns, rotate
+from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.reference import Memory
 from jackline.models.nsa.shape import NSAShape
 
 PEERS = ("fla", "native_sparse_attention_pytorch")
 Inputs = tuple[Tensor, Tensor, Tensor]  # queries, the six parts of the memory, gates
 Pair = tuple[Callable[[], Any], Callable[[], Any]]  # forward alone; forward and backward
-
-
-class DenseAttention(nn.Module):
-    """What the sparse module is compared with: the same heads and groups, one branch, every earlier token."""
-
-    def __init__(self, shape: NSAShape) -> None:
-        super().__init__()
-        self.shape = shape
-        heads, groups = shape.num_heads * shape.head_width, shape.num_groups * shape.head_width
-        self.query = nn.Linear(shape.width, heads, bias=False)
-        self.memory = nn.Linear(shape.width, 2 * groups, bias=False)
-        self.projection = nn.Linear(heads, shape.width, bias=False)
-
-    def forward(self, normed: Tensor) -> Tensor:
-        batch, length, _ = normed.shape
-        width = self.shape.head_width
-        query = self.query(normed).view(batch, length, -1, width)
-        keys, values = self.memory(normed).view(batch, length, 2, self.shape.num_groups, width).unbind(2)
-        turns = rotary_turns(length, width, self.shape.rotary_base, normed.device)
-        query, keys = rotate(query, turns), rotate(keys, turns)
-        wide = (part.repeat_interleave(self.shape.heads_per_group, dim=2) for part in (keys, values))
-        heads = [part.transpose(1, 2) for part in (query, *wide)]
-        with sdpa_kernel(
-            [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True
-        ):
-            mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        projected: Tensor = self.projection(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return projected
 
 
 def attention_inputs(clock: Any, shape: NSAShape, length: int, tokens: int) -> Inputs:

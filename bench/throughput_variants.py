@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -94,8 +93,8 @@ def run_variants(
                 _time(child)
     for child in children:
         child.process.communicate("")
-        shown = f"{statistics.median(row['ms'] for row in child.rows):.2f} ms" if child.rows else child.error
-        print(f"   {child.name}: {shown}", file=sys.stderr, flush=True)
+        if child.error:
+            print(f"   {child.name}: {child.error}", file=sys.stderr, flush=True)
     return {child.name: child.rows or [{"error": child.error}] for child in children}
 
 
@@ -131,6 +130,8 @@ def _time(child: _Child) -> None:
         child.process.stdin.write("go\n")
         child.process.stdin.flush()
         child.rows.append(json.loads(child.process.stdout.readline()))
+        row = child.rows[-1]
+        print(f"   {child.name}: {row['ms']:.2f} ms, loss {row['loss']:.5f}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         _fail(child)
 
@@ -170,7 +171,7 @@ def serve(bench: Bench, name: str) -> None:
             torch.cuda.empty_cache()
         print("ready", flush=True)
         for _ in sys.stdin:
-            for _ in range(bench.warm):
+            for _ in range(min(10, bench.warm)):  # a rest of some seconds has cooled the GPU
                 step()
             bench.sync()
             began_s = time.perf_counter()

@@ -75,9 +75,9 @@ def _build(config: TrainConfig, console: Console, folder: Path, opened: contextl
         loader = Ending(loader)
     _check_vocabulary(config, corpus)
     _keep_tokenizer(corpus, RunDir(folder))
-    shape = shape_of(config, corpus.train.vocab_size)
+    process.wait_for(gpu)  # before the seed: one that is set while a GPU opens may miss the GPU's generator
+    shape = config.settle_shape(shape_of(config, corpus.train.vocab_size), (precision, device, folder), console)
     with console.phase("model", describe_shape(config.model, shape)):
-        process.wait_for(gpu)  # before the seed: one that is set while a GPU opens may miss the GPU's generator
         network = make_network(config, shape, device)
         _prepare(network, config, corpus, console)
         additions = config.make_additions(network) or NoAdditions()  # may change weights before masters are taken

@@ -29,7 +29,8 @@ def shape_of(config: TrainConfig, vocab_size: int) -> Shape:
     """`vocab_size` is the tokenizer's own."""
     wanted = config.vocab_size or -(-vocab_size // config.VOCAB_MULTIPLE) * config.VOCAB_MULTIPLE
     if config.shape_name in NSA_SHAPES:
-        return replace(NSA_SHAPES[config.shape_name], vocab_size=wanted)
+        # With auto it is `config.settle_shape` that decides, on the device.
+        return replace(NSA_SHAPES[config.shape_name], vocab_size=wanted, is_dense=str(config.attention) == "dense")
     found = shapes.find_shape(config.shape_name)
     return replace(found, context=config.seq_len, vocab_size=wanted, dropout=config.dropout)
 
@@ -48,9 +49,14 @@ def describe_shape(name: str, shape: Shape) -> str:
     """'small: 12 x 768, 12 heads, context 1024, 124,439,808 parameters, head tied to the embedding'."""
     if isinstance(shape, GPTShape):
         return shapes.describe_shape(name, shape)
-    return (
+    begin = (
         f"{name}: {shape.num_layers} x {shape.width}, {shape.num_heads} heads in {shape.num_groups} groups, "
-        f"{nsa.count_parameters(shape):,} parameters; a token reads compressed blocks of "
+        f"{nsa.count_parameters(shape):,} parameters"
+    )
+    if shape.is_dense:
+        return f"{begin}; a token reads every token before it"
+    return (
+        f"{begin}; a token reads compressed blocks of "
         f"{shape.compressed_length}, {shape.num_blocks} chosen ones of {shape.block_length} and the last "
         f"{shape.window} tokens"
     )
@@ -64,7 +70,7 @@ def context_of(shape: Shape) -> int | None:
 def use_kernels(model: Network, precision: Precision) -> str:
     """Our own kernels where they are verified on this GPU, before it is compiled; a sentence about it, or nothing."""
     model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
-    if not isinstance(model, NSAModel):
+    if not isinstance(model, NSAModel) or model.shape.is_dense:
         return ""
     why_not = model.use_kernels(CAST.get(precision))
     if why_not:

@@ -19,6 +19,7 @@ from jackline.rundir.access.reading import read_whole
 from jackline.rundir.layout import RunDir
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from jackline.memory.plan.gpus import Precision
@@ -140,6 +141,10 @@ class RecipeHooks(Protocol):
     def open_text(self, console: Console) -> TrainText | None:
         """The text to train on, where it is not windows of a cache. There is no validation on it then."""
         return None
+
+    def settle_shape(self, shape: Shape, place: tuple[Precision, torch.device, Path], console: Console) -> Shape:
+        """What of a language model's shape can only be decided on the device, for the run in this folder."""
+        return shape
 
     def memory_job(self, shape: Shape, precision: Precision) -> Job | None:
         """What a step needs, for the memory plan, where it is more than the plain step of a language model."""

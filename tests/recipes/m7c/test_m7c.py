@@ -168,7 +168,7 @@ def test_a_real_training_on_256_random_symbols_never_predicts_one(trainings: Tra
 def test_on_a_gpu_it_is_compiled_in_bf16_and_read_by_our_kernels(recompute: str, shell: Shell) -> None:
     typed = (
         "--model smoke --tokenizer bytes --data python-stdlib --seq-len 512 --batch-size 16 --steps 40 --lr 1e-3 "
-        f"--warmup 4 --stats-every 20 --compile on --recompute {recompute} --name gpu"
+        f"--warmup 4 --stats-every 20 --compile on --recompute {recompute} --attention sparse --name gpu"
     )
     done = shell.jackline("train", "m7c", *typed.split())
     assert done.code == 0, done

@@ -59,6 +59,7 @@ WORKING: dict[str, dict[str, Any]] = {
     "--config configs/m7c_125m.yaml --data there": {"data": "there", "dataset": ""},
     "--config configs/m7c_125m.yaml --accum-batches 8": {"batch_size": 8},
     "--attention auto": {"attention": "auto"},
+    "--attention dense": {"attention": "dense"},
 }
 RESUME = "the same command again resumes from the newest good checkpoint; so does `jackline resume`"
 SAVED = (
@@ -100,10 +101,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         "give one of the two",
     ),
     "--dropout 0.1": ("dropout=0.1: this model has none", "weight_decay is what it has"),
-    "--attention flash": (
-        "attention=flash: nothing to choose, this model has an attention of its own",
-        "leave it out; the start of a run says by what it is computed",
-    ),
+    "--attention flash": ("attention is one of auto, sparse, dense, not 'flash'", ""),
     "--dataset fineweb": (
         "dataset is one of fineweb_edu, fineweb_edu_local, not 'fineweb'",
         "--dataset fineweb_edu; any other source: --data SOURCE",

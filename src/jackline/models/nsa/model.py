@@ -17,6 +17,7 @@ from jackline import accelerator
 from jackline.models.embedding import embed
 from jackline.models.nsa import reference
 from jackline.models.nsa.attention import BRANCHES, SparseAttention
+from jackline.models.nsa.dense import DenseAttention
 from jackline.models.nsa.reference import Branches, Memory
 from jackline.models.nsa.shape import NSAShape
 from jackline.models.stack import Stack
@@ -27,12 +28,12 @@ _COLLAPSED_GATE = 0.9
 
 
 class SparseBlock(nn.Module):
-    """Sparse attention and feed-forward, each on a normalised copy of the residual stream."""
+    """Sparse (or dense) attention and feed-forward, each on a normalised copy of the residual stream."""
 
     def __init__(self, shape: NSAShape) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
-        self.attention: nn.Module = SparseAttention(shape)
+        self.attention: nn.Module = DenseAttention(shape) if shape.is_dense else SparseAttention(shape)
         self.mlp_norm = nn.RMSNorm(shape.width, eps=_NORM_EPS)
         self.up = nn.Linear(shape.width, shape.mlp_width, bias=False)
         self.down = nn.Linear(shape.mlp_width, shape.width, bias=False)
@@ -79,7 +80,9 @@ class NSAModel(Stack):
     def use_kernels(self, dtype: torch.dtype | None = None) -> str:
         """Use the kernels from now on, or return why they cannot be used. Call it once the model has its device and
         dtype (`dtype` is for autocast, which computes in another), and before compiling it. It takes some seconds on
-        a GPU, which the first step would take otherwise."""
+        a GPU, which the first step would take otherwise. A dense model has none: torch's own are used."""
+        if self.shape.is_dense:
+            return ""
         weight = self.head.weight
         reason = why_no_kernels(self.shape, weight.device, dtype or weight.dtype)
         for block in self.blocks:

@@ -29,6 +29,7 @@ class NSAShape:
     num_local: int = 2  # forced: the block a query is in and those just before it; block 0 is forced too
     window: int = 512
     rotary_base: float = 10_000.0
+    is_dense: bool = False  # every token reads all before it, by one branch (dense.py)
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_groups:
@@ -76,9 +77,10 @@ class NSAShape:
 
 def count_parameters(shape: NSAShape) -> int:
     """Exactly what `sum(p.numel() for p in NSAModel(shape).parameters())` gives."""
-    heads, memory = shape.num_heads * shape.head_width, 6 * shape.num_groups * shape.head_width
+    branches = 1 if shape.is_dense else 3
+    heads, memory = shape.num_heads * shape.head_width, 2 * branches * shape.num_groups * shape.head_width
     half = shape.head_width // 2
-    gate = shape.head_width * half + half + 3 * half + 3
+    gate = 0 if shape.is_dense else shape.head_width * half + half + 3 * half + 3
     attention = shape.width * (2 * heads + memory) + gate
     layer = attention + 2 * shape.width * shape.mlp_width + 2 * shape.width
     return shape.num_layers * layer + 2 * shape.vocab_size * shape.width + shape.width
@@ -96,6 +98,8 @@ def flops_per_token(shape: NSAShape, length: int) -> float:
 
 def _mean_reads(shape: NSAShape, length: int) -> float:
     """The mean number of keys that a query reads, over all three branches."""
+    if shape.is_dense:
+        return (length + 1) / 2
     block, others = shape.block_length, (shape.num_blocks - 1) * shape.block_length
     selected = sum(min(t + 1, others + t % block + 1) for t in range(length))
     near = sum(min(t + 1, shape.window) for t in range(length))

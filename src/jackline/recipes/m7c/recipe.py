@@ -16,11 +16,16 @@ from jackline.settings import at_least, between, setting
 from jackline.trainer.config import TrainConfig, resolve_words
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from torch import nn
 
-    from jackline.memory.plan.gpus import GpuModel
+    from jackline.memory.plan.gpus import GpuModel, Precision
     from jackline.memory.plan.target import Candidate
     from jackline.recipes.m7c.method import AttentionStatistics
+    from jackline.trainer.network import Shape
+    from jackline.trainer.report.console import Console
 from collections.abc import Iterator
 
 PREFIX = "NSA_"
@@ -112,6 +117,9 @@ class M7cConfig(TrainConfig):
     eval_every: int = 500
     log_every: int = 5
 
+    attention: Literal["auto", "sparse", "dense"] = setting(  # type: ignore[assignment]
+        "auto", "Sparse or dense attention, two different models; auto: the faster one, measured on the GPU."
+    )
     dataset: str = setting(
         "", "fineweb_edu (from the hub) or fineweb_edu_local (at local_path); empty: data decides."
     )
@@ -161,11 +169,6 @@ class M7cConfig(TrainConfig):
         super().__post_init__()
         if self.dropout:
             raise UsageError(f"dropout={self.dropout}: this model has none", hint="weight_decay is what it has")
-        if self.attention != "auto":
-            raise UsageError(
-                f"attention={self.attention}: nothing to choose, this model has an attention of its own",
-                hint="leave it out; the start of a run says by what it is computed",
-            )
 
     def check_ranks(self, size: int) -> None:
         if self.ddp == 1 and size == 1:
@@ -189,6 +192,20 @@ class M7cConfig(TrainConfig):
 
     def unread_environment(self, environ: Mapping[str, str]) -> Iterable[str]:
         return unread_lines(environ)
+
+    def settle_shape(self, shape: Shape, place: tuple[Precision, torch.device, Path], console: Console) -> Shape:
+        import torch
+
+        from jackline.models.nsa.shape import NSAShape
+        from jackline.trainer.startup.attention_kind import choose_kind
+
+        assert isinstance(shape, NSAShape)
+        precision, device, folder = place
+        dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(precision, torch.bfloat16)
+        with console.during("comparing sparse with dense attention on this device"):
+            found, words = choose_kind(self.attention, shape, self.seq_len, dtype=dtype, device=device, folder=folder)
+        console.say(words, "model")
+        return found
 
     def make_additions(self, model: nn.Module) -> AttentionStatistics:
         from jackline.recipes.m7c.method import AttentionStatistics

@@ -52,7 +52,7 @@ class Chosen:
 
 def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_gpu: bool = True) -> Job:
     # The kernels are for bf16 and float32; what they keep is not what plain torch would.
-    has_kernels = is_on_gpu and isinstance(shape, NSAShape) and precision != "fp16"
+    has_kernels = is_on_gpu and isinstance(shape, NSAShape) and not shape.is_dense and precision != "fp16"
 
     def build(options: StepOptions) -> nn.Module:
         make = make_planned if has_kernels else make_model

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from jackline.data.tokenise.tokenizer import Tokenizer
 from jackline.errors import JacklineError, UsageError
 from jackline.models.gpt import GPT
 from jackline.models.nsa.model import NSAModel
+from jackline.models.nsa.shape import NSAShape
 from jackline.rundir.layout import RunDir
 from jackline.trainer.config import TrainConfig
 from jackline.trainer.network import make_model, shape_of
 from jackline.trainer.own.recipe import Recipe
 from jackline.trainer.own.task import make_own_model
+from jackline.trainer.startup.attention_kind import is_dense_model
 from jackline.trainer.trained.sample import Sampling, sample
 from jackline.trainer.trained.stored import find_checkpoint, read_config, read_tokenizer, read_weights
 
@@ -141,6 +143,8 @@ def _build(run: RunDir, config: TrainConfig, state: dict[str, Tensor]) -> nn.Mod
             hint="its weights as a plain file: jackline checkpoints export",
         )
     shape = shape_of(config, int(tokens.shape[0]))
+    if isinstance(shape, NSAShape):  # with attention=auto the settings do not tell
+        shape = replace(shape, is_dense=is_dense_model(state))
     return make_model(shape, is_recomputing=False, loss_chunk_rows=0)
 
 

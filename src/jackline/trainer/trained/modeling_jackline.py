@@ -46,9 +46,11 @@ class NSAAttention(nn.Module):
         self.shape = shape
         width, head = shape["width"], shape["head_width"]
         self.query = nn.Linear(width, shape["num_heads"] * head, bias=False)
-        self.memory = nn.Linear(width, 6 * shape["num_groups"] * head, bias=False)
-        self.gate_in = nn.Linear(head, head // 2)
-        self.gate_out = nn.Linear(head // 2, 3)
+        self.is_dense = shape.get("is_dense", False)
+        self.memory = nn.Linear(width, (2 if self.is_dense else 6) * shape["num_groups"] * head, bias=False)
+        if not self.is_dense:
+            self.gate_in = nn.Linear(head, head // 2)
+            self.gate_out = nn.Linear(head // 2, 3)
         self.projection = nn.Linear(shape["num_heads"] * head, width, bias=False)
 
     def forward(self, normed: Tensor) -> Tensor:
@@ -56,6 +58,8 @@ class NSAAttention(nn.Module):
         groups, head = shape["num_groups"], shape["head_width"]
         batch, length, _ = normed.shape
         query = self.query(normed).view(batch, length, shape["num_heads"], head)
+        if self.is_dense:
+            return self.projection(self._read_all(query, normed).flatten(2))
         mean = query.view(batch, length, groups, -1, head).mean(dim=3)
         gates = torch.softmax(self.gate_out(functional.silu(self.gate_in(mean))).float(), dim=-1).to(query.dtype)
         parts = self.memory(normed).view(batch, length, 6, groups, head).unbind(dim=2)
@@ -65,6 +69,16 @@ class NSAAttention(nn.Module):
         spread = gates.repeat_interleave(shape["num_heads"] // groups, dim=2)
         mixed = sum(spread[..., number, None] * part for number, part in enumerate(branches))
         return self.projection(mixed.to(normed.dtype).flatten(2))
+
+    def _read_all(self, query: Tensor, normed: Tensor) -> Tensor:
+        groups, head = self.shape["num_groups"], self.shape["head_width"]
+        keys, values = self.memory(normed).view(*query.shape[:2], 2, groups, head).unbind(dim=2)
+        turns = _turns(query.shape[1], head, self.shape["rotary_base"], query.device)
+        each = self.shape["num_heads"] // groups
+        parts = [_rotate(query, turns)]
+        parts += [part.repeat_interleave(each, dim=2) for part in (_rotate(keys, turns), values)]
+        mixed = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts), is_causal=True)
+        return mixed.transpose(1, 2).to(normed.dtype)
 
     def _read(self, query: Tensor, memory: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         shape, length = self.shape, query.shape[1]
