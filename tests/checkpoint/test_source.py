@@ -1,6 +1,7 @@
 """Bytes of a file by both ways, and how each fails."""
 
 import errno
+import itertools
 import os
 import random
 from collections.abc import Iterator
@@ -64,6 +65,34 @@ def test_what_is_in_the_cache_is_read_from_it(path: Path) -> None:
     assert not source.is_on_disk(0, SIZE)
     assert read_all(source, is_on_disk=False) == wanted
     source.close()
+
+
+def test_what_is_hashed_on_the_way_is_what_was_read_in_its_order(path: Path) -> None:
+    wanted = path.read_bytes()
+    source, found, seen = Source(path, "file"), bytearray(SIZE), bytearray()
+    cuts = [0, 1, 4096, 700_001, 3 << 20, SIZE]
+    pieces = [memoryview(found)[begin:end] for begin, end in itertools.pairwise(cuts)]
+    source.read_hashed(pieces, 0, seen.extend)
+    assert found == seen == wanted
+    os.truncate(path, 3 << 20)
+    with pytest.raises(Damage, match=r"^file ends at 3145728 bytes$"):
+        source.read_hashed(pieces, 0, seen.extend)
+    source.close()
+
+
+@pytest.mark.parametrize("length", [1, 4096, 512 << 10, (512 << 10) + 1, 3_000_001, SIZE, 16 << 20])
+def test_looks_lie_on_pages_from_the_first_byte_to_the_last(length: int) -> None:
+    looks = module._looks(length)
+    assert looks[0][0] == 0 and looks[-1][0] + looks[-1][1] > length - 4096
+    assert all(at % 4096 == 0 and size > 0 and at + size <= length for at, size in looks)
+
+
+def test_a_file_of_which_a_little_is_in_the_cache_is_on_the_disk(path: Path, cold: Source) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+    os.pread(fd, 256 << 10, 1 << 20)
+    os.close(fd)
+    assert cold.is_on_disk(0, SIZE)
 
 
 def test_a_file_that_was_cut_is_named_by_where_it_ends(path: Path, cold: Source) -> None:

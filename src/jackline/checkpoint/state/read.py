@@ -29,6 +29,7 @@ from jackline.checkpoint.staging.stage import is_plain_memory
 from jackline.checkpoint.state.dtypes import as_stored, torch_dtype
 from jackline.checkpoint.state.source import DISK_THREADS, Source
 
+_FEW_PIECES = 16  # of a chunk: more of them are read together
 READ_THREADS = min(4, len(os.sched_getaffinity(0)))
 
 
@@ -118,9 +119,12 @@ def _read_spans(path: Path, entry: FileEntry, spans: list[_Span], algorithm: str
             window.fill(spans, starts)
             running = new_hash(algorithm)
             is_on_disk = source.is_on_disk(start, end)
-            for offset, pieces in _sips(window.pieces, start, source.sip_bytes(is_on_disk)):
-                for piece in source.read(pieces, offset, is_on_disk=is_on_disk):
-                    running.update(piece)
+            if not is_on_disk and len(window.pieces) <= _FEW_PIECES:
+                source.read_hashed(window.pieces, start, running.update)
+            else:
+                for offset, pieces in _sips(window.pieces, start, source.sip_bytes(is_on_disk)):
+                    for piece in source.read(pieces, offset, is_on_disk=is_on_disk):
+                        running.update(piece)
             if running.hexdigest() != entry.chunks[start // CHUNK_BYTES]:
                 raise wrong_chunk(entry.name, start, end - start)
             window.send()

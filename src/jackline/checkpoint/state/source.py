@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jackline.checkpoint.format.manifest import Damage
@@ -26,6 +27,8 @@ DISK_THREADS = 4  # whatever the number of cores: these threads mostly wait
 # process.
 _CACHED_SIP_BYTES = 512 << 10
 _MAX_PIECES = 512  # the kernel accepts 1024 in one call
+# To ask for every page of 16 MiB took a tenth of the time of a load from the page cache.
+_LOOKS, _LOOKED_AT_BYTES = 8, 64 << 10
 
 
 class Source:
@@ -72,6 +75,15 @@ class Source:
         self._read_through(pieces, offset)
         return pieces
 
+    def read_hashed(self, pieces: Sequence[memoryview], offset: int, update: Callable[[memoryview], None]) -> None:
+        """Fill a few large pieces through the page cache; hand each part on while the processor's cache has it."""
+        for piece in pieces:
+            for start in range(0, len(piece), _CACHED_SIP_BYTES):
+                part = piece[start : start + _CACHED_SIP_BYTES]
+                self._read_through((part,), offset)
+                update(part)
+                offset += len(part)
+
     def _read_past(self, fd: int, pieces: Sequence[memoryview], offset: int) -> list[memoryview]:
         if not hasattr(self._own, "buffer"):
             self._own.buffer = memoryview(mmap.mmap(-1, SIP_BYTES))  # page-aligned, as O_DIRECT needs it
@@ -90,6 +102,8 @@ class Source:
     def _read_through(self, pieces: Sequence[memoryview], offset: int) -> None:
         waiting = list(pieces)
         try:
+            if len(waiting) == 1 and os.preadv(self._cached, waiting, offset) == len(waiting[0]):
+                return
             while waiting:
                 got = os.preadv(self._cached, waiting[:_MAX_PIECES], offset)
                 if got == 0:
@@ -104,7 +118,8 @@ class Source:
 
 
 def _cached_share(fd: int, start: int, length: int) -> float:
-    """The share of that part of a file that is in the page cache; 1 where the kernel does not say.
+    """The share of that part of a file that is in the page cache, by a few looks at it; 1 where the kernel does not
+    say.
 
     A read that must not wait (RWF_NOWAIT) is no alternative: newer kernels then read ahead, and the next call would
     see the data as cached.
@@ -112,10 +127,26 @@ def _cached_share(fd: int, start: int, length: int) -> float:
     try:
         view = mmap.mmap(fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
         first = ctypes.c_ubyte.from_buffer(view)
-        pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
-        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(length), pages)
+        begin, found, failed = ctypes.addressof(first), b"", 0
+        for at, size in _looks(length):
+            pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+            failed |= _libc().mincore(ctypes.c_void_p(begin + at), ctypes.c_size_t(size), pages)
+            found += bytes(pages)
         del first
         view.close()
     except (OSError, ValueError, AttributeError):
         return 1.0
-    return 1.0 if failed else 1 - bytes(pages).count(0) / len(pages)
+    return 1.0 if failed else 1 - found.count(0) / len(found)
+
+
+def _looks(length: int) -> list[tuple[int, int]]:
+    """Where to look at so many bytes, evenly from the first to the last, and how many bytes at each place."""
+    if length <= _LOOKS * _LOOKED_AT_BYTES:
+        return [(0, length)]
+    pages = (length - _LOOKED_AT_BYTES) // mmap.PAGESIZE
+    return [(pages * number // (_LOOKS - 1) * mmap.PAGESIZE, _LOOKED_AT_BYTES) for number in range(_LOOKS)]
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
