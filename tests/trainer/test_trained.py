@@ -195,12 +195,12 @@ NSA = NSAShape(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["head with a bias", "sparse attention"])
+@pytest.mark.parametrize("kind", ["head with a bias", "sparse attention", "dense attention of that model"])
 def test_a_model_that_transformers_has_no_class_for_is_exported_with_its_code(kind: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    if kind == "sparse attention":
+    if "attention" in kind:
         torch.manual_seed(5)
-        model = NSAModel(NSA).eval()
+        model = NSAModel(replace(NSA, is_dense=kind.startswith("dense"))).eval()
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.3)
     else:

@@ -145,6 +145,6 @@ def test_with_auto_a_killed_dense_run_ends_bit_equal_and_is_loaded_as_dense(
     assert shape == replace(sparse, is_dense=True)
     shape, text = choose_kind("auto", sparse, 96, dtype=torch.float32, device=CPU, folder=tmp_path / "none")
     assert shape == sparse and text.startswith("sparse attention: attention=auto compares")
-    if trainings.run_dir("killed").config_file.exists():
-        model: nn.Module = jackline.load(folder, device="cpu").model
-        assert isinstance(model, NSAModel) and model.shape.is_dense
+    # The settings of the last attempt say auto; the weights tell which model they are of.
+    model: nn.Module = jackline.load(folder, device="cpu").model
+    assert isinstance(model, NSAModel) and model.shape.is_dense

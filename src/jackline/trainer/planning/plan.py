@@ -63,7 +63,7 @@ def job_of(config: TrainConfig, shape: Shape, precision: Precision, *, is_on_gpu
         return summed
 
     return Job(
-        name=f"{config.recipe} {config.model}",
+        name=f"{config.recipe} {config.model}{' dense' if isinstance(shape, NSAShape) and shape.is_dense else ''}",
         build=build,
         batch=lambda count: torch.zeros((count, config.seq_len), dtype=torch.long),
         loss=loss,
