@@ -82,9 +82,17 @@ def memory_info(device: torch.device | None = None) -> tuple[int, int]:
 def free_bytes(device: torch.device | None = None) -> int:
     """What this process can still take: what is free, and at most what a limit on its allocator leaves."""
     free, total = memory_info(device)
+    return min(free, max(0, int(total * _share(device)) - reserved_bytes(device)))
+
+
+def is_limited(device: torch.device | None = None) -> bool:
+    """Whether somebody set a limit on this process's allocator."""
+    return _share(device) < 1.0
+
+
+def _share(device: torch.device | None) -> float:
     share_of = getattr(backend(), "get_per_process_memory_fraction", None)
-    allowed = total if share_of is None else int(total * share_of(device))
-    return min(free, max(0, allowed - reserved_bytes(device)))
+    return 1.0 if share_of is None else float(share_of(device))
 
 
 def total_bytes(device: torch.device | int | None = None) -> int:

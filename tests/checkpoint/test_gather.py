@@ -86,6 +86,8 @@ def test_under_a_limit_a_copy_is_judged_by_what_the_limit_leaves(monkeypatch: py
 
     assert 111 << 20 <= free_bytes <= 112 << 20
     assert choose_way(GpuCopies(), 100 << 20, free_bytes) == "none"
+    assert GpuCopies().is_limited(torch.device("cuda"))
+    assert choose_way(GpuCopies(), 1 << 20, free_bytes, is_limited=True) == "none"
 
 
 def odd_state() -> dict[str, Any]:

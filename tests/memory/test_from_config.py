@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from jackline.errors import UsageError
 from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.target import Candidate, load_candidates
-from jackline.memory.predict.step import Prediction, predict
+from jackline.memory.predict.step import CannotTrace, Prediction, predict
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed"),
@@ -119,3 +121,44 @@ def test_a_weight_that_the_models_own_code_makes_on_the_cpu_is_planned(tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         assert predicted(tmp_path / name).peak_allocated_bytes > 0
+
+
+_SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+_BERT = {"model_type": "bert", "vocab_size": 500, **_SIZES}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("SiglipForImageClassification", {"model_type": "siglip", "vision_config": {**_SIZES, "image_size": 32}}),
+        ("XmodForCausalLM", {"model_type": "xmod", "vocab_size": 500, "is_decoder": True, **_SIZES}),
+        ("IBertForSequenceClassification", {"model_type": "ibert", "vocab_size": 500, **_SIZES}),
+        ("EncoderDecoderModel", {"model_type": "encoder-decoder", "encoder": _BERT, "decoder": _BERT}),
+        ("Wav2Vec2ForCTC", {"model_type": "wav2vec2", "vocab_size": None, **_SIZES}),
+        ("LxmertForQuestionAnswering", {"model_type": "lxmert", "vocab_size": 500, **_SIZES}),
+    ],
+)
+def test_a_config_that_leaves_things_out_is_planned(tmp_path: Path, kind: str, config: dict[str, object]) -> None:
+    """A padding in words, a language for each sample, values that are asked for, special tokens, pictures besides."""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [kind], **config}))
+    assert predicted(tmp_path).peak_allocated_bytes > 0
+
+
+def test_pictures_that_are_not_planned_are_named(tmp_path: Path) -> None:
+    text = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    config = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vision_config": {"model_type": "clip_vision_model"}}))
+    note = candidate(tmp_path).job.note
+    assert note == "text alone, without pixel_values: pictures and sounds need more memory"
+
+
+def test_any_error_of_the_models_own_code_names_its_line(folder: Path) -> None:
+    job = candidate(folder).job
+
+    def broken(*_: object) -> Tensor:
+        raise IndexError("list index out of range")
+
+    with pytest.raises(CannotTrace, match="cannot be traced without a GPU: list index out of range") as found:
+        predict(replace(job, loss=broken), 2, GPU_MODELS["L4"])
+    assert "test_from_config.py" in found.value.detail[0]

@@ -40,13 +40,17 @@ class GpuCopies:
     way: Way | Literal["auto"] = "auto"
     batch_bytes: int = 128 << 20
     free_bytes: Callable[[torch.device], int] = accelerator.free_bytes
+    is_limited: Callable[[torch.device], bool] = accelerator.is_limited
     kinds: tuple[str, ...] = ("cuda",)  # device types; tests gather host tensors with the same code
 
 
-def choose_way(copies: GpuCopies, state_bytes: int, free_bytes: int) -> Way:
-    """Copy the state on the GPU only where three copies would fit: training may still need the rest."""
+def choose_way(copies: GpuCopies, state_bytes: int, free_bytes: int, *, is_limited: bool = False) -> Way:
+    """Copy the state on the GPU only where three copies would fit: training may still need the rest. A training with
+    a limit was planned to fill it, and nothing is left for copies."""
     if copies.way != "auto":
         return copies.way
+    if is_limited:
+        return "none"
     if free_bytes > 3 * state_bytes:
         return "whole"
     return "bounce" if free_bytes > 4 * copies.batch_bytes else "none"

@@ -51,7 +51,8 @@ class Lane:
         copies: GpuCopies,
     ) -> None:
         self.size_bytes = sum(span.size_bytes for span in spans)
-        self.way: Way = choose_way(copies, self.size_bytes, copies.free_bytes(device))
+        is_limited = accelerator.is_gpu(device) and copies.is_limited(device)
+        self.way: Way = choose_way(copies, self.size_bytes, copies.free_bytes(device), is_limited=is_limited)
         self._device = device
         self._copies = copies
         self._arena = arena

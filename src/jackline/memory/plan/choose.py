@@ -34,7 +34,7 @@ _MOST_MICRO_BATCH = 2**16
 # cuDNN's workspaces were up to an eighth larger than what is assumed for them.
 _MOST_REORDERING = 1.25
 # Depthwise convolutions in bf16 took up to 2.4 % of the peak that no rule foretells.
-_MOST_UNSEEN = 1.03
+_MOST_UNSEEN, _MOST_UNSEEN_RESERVED = 1.03, 1.06
 # Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
 _WHOLE_MAY_FIT = 1.4
 
@@ -209,12 +209,17 @@ def _notes(job: Job, gpu: GpuModel, prediction: Prediction, wire_bytes: int = 0)
         yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"
 
 
-def chosen_range(trace: Trace) -> tuple[int, int] | None:
-    """The least and the most bytes allocated at the peak where cuDNN chooses how its convolutions work."""
+def chosen_range(trace: Trace, *, is_reserved: bool = False) -> tuple[int, int] | None:
+    """The least and the most bytes allocated (or reserved) at the peak where cuDNN chooses how its convolutions
+    work. Other workspaces leave other holes, so less memory in use may need more."""
     if not any(one.scratch is not None and one.scratch.is_chosen for one in trace.allocations):
         return None
-    low, high = (_allocated(trace.with_reordering(share)) for share in (0.0, _MOST_REORDERING))
-    return low, max(high, int(_allocated(trace) * _MOST_UNSEEN))
+    found = [
+        replay(trace.with_reordering(share), 0, is_expandable=True) for share in (0.0, 0.5, 1.0, _MOST_REORDERING)
+    ]
+    sizes = [one.peak_reserved_bytes if is_reserved else one.peak_allocated_bytes for one in found]
+    unseen = _MOST_UNSEEN_RESERVED if is_reserved else _MOST_UNSEEN
+    return min(sizes), max(*sizes, int(sizes[2] * unseen))
 
 
 def judged(trace: Trace, micro_batch: int, room: Room, *, is_expandable: bool) -> tuple[Prediction, Fit]:
@@ -318,9 +323,10 @@ class _Ladder:
         trace = self.trace(micro_batch, accumulation > 1)
         if (chosen := chosen_range(trace)) is not None:
             low, high = chosen
+            least, most = chosen_range(trace, is_reserved=True) or chosen
             yield (
                 f"cuDNN chooses how its convolutions work: {format_bytes(low)} to {format_bytes(high)} allocated,"
-                " the rehearsal decides"
+                f" {format_bytes(least)} to {format_bytes(most)} reserved, the rehearsal decides"
             )
         if trace.is_routed:
             options = replace(self._options, routing="one-sided")

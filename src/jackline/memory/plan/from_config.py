@@ -39,9 +39,13 @@ _TASKS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 )
 _SAMPLE_RATE_S = 16_000
+_REGIONS = 36  # of a picture, where a model takes features of regions
 # Their losses match boxes or masks of each image by its values.
 _MATCHED = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "ZeroShot", "DepthEstimation")
+_SEEN = frozenset({"pixel_values", "pixel_values_videos", "input_features", "input_values", "flattened_patches"})
 _NO_LOSS = "has a loss that depends on values, or none: the mean of its outputs is differentiated instead"
+_PADDED = ("Classification", "ConditionalGeneration", "MaskedLM")
+_VOCABULARY = 1000  # where a config has none
 _FIRST_ID = 5  # below are the special tokens of most tokenizers
 
 
@@ -103,7 +107,11 @@ class ConfigModel:
 
     @property
     def note(self) -> str:
-        return "" if has_labels(self._class) else f"{self._class.__name__} {_NO_LOSS}"
+        notes = [] if has_labels(self._class) else [f"{self._class.__name__} {_NO_LOSS}"]
+        left_out = sorted(_SEEN.intersection(inspect.signature(self._class.forward).parameters))
+        if left_out and not _SEEN.intersection(self.batch(1)(1)):
+            notes.append(f"text alone, without {' and '.join(left_out)}: pictures and sounds need more memory")
+        return "; ".join(notes)
 
     @property
     def seq_len(self) -> int:
@@ -178,9 +186,12 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
 def _name_tokens(config: Any, name: str) -> None:
     """Special tokens that a config may leave out and a training step needs."""
     text = _text(config)
+    is_twofold = bool(getattr(config, "is_encoder_decoder", False)) or "EncoderDecoder" in name
+    if getattr(text, "vocab_size", 0) is None:
+        text.vocab_size = _VOCABULARY
     for key, is_needed in (
-        ("pad_token_id", "Classification" in name or "ConditionalGeneration" in name),
-        ("decoder_start_token_id", bool(getattr(config, "is_encoder_decoder", False))),
+        ("pad_token_id", is_twofold or any(word in name for word in _PADDED)),
+        ("decoder_start_token_id", is_twofold),
     ):
         for one in (config, text):
             if is_needed and getattr(one, key, None) is None:
@@ -188,7 +199,13 @@ def _name_tokens(config: Any, name: str) -> None:
 
 
 def _text(config: Any) -> Any:
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    """The part that is about text. Of several that of the decoder, which makes the text."""
+    if not hasattr(config, "get_text_config"):
+        return config
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config.get_text_config(decoder=True)
 
 
 # Which class.
@@ -262,25 +279,58 @@ def batch_of(config: Any, kind: Any, seq_len: int, image_size: int = 0) -> Calla
         given = {**inputs, **_labels(config, kind, inputs, seq_len)}
         if "labels" not in given and "input_ids" in given:
             given["decoder_input_ids"] = given["input_ids"]
+        for name, one in taken.items():
+            is_needed = one.default is inspect.Parameter.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+            if name not in given and name != "self" and (is_needed or name in _BESIDE):
+                given |= _beside(name, config, count, seq_len, image_size)
         return {name: value for name, value in given.items() if name in taken}
 
     return make
 
 
+# Not required by the signature, but by the code.
+_BESIDE = frozenset({"lang_ids", "visual_feats", "visual_pos"})
+
+
+def _beside(name: str, config: Any, count: int, seq_len: int, image_size: int) -> dict[str, Tensor]:
+    """What a model takes besides its main input, by its name."""
+    if name.endswith("input_ids"):
+        return {name: _ids(_text(config), count, seq_len)}
+    if name.startswith("pixel_values"):
+        return {name: _pixels(config, count, image_size, is_video="video" in name)}
+    if name == "lang_ids":
+        return {name: torch.zeros(count, dtype=torch.long)}
+    if name == "visual_feats":
+        return {name: torch.randn(count, _REGIONS, _first(config, "visual_feat_dim") or 2048)}
+    if name == "visual_pos":
+        return {name: torch.rand(count, _REGIONS, 4)}
+    return {}
+
+
+def _pixels(config: Any, count: int, image_size: int, *, is_video: bool) -> Tensor:
+    side, channels = image_size or _side(config), _first(config, "num_channels") or 3
+    frames = _first(config, "num_frames", "video_size", "frames_per_clip")
+    if is_video and isinstance(frames, int):
+        return torch.randn(count, frames, channels, side, side)
+    return torch.randn(count, channels, side, side)
+
+
 def _inputs(config: Any, kind: Any, count: int, seq_len: int, image_size: int) -> dict[str, Tensor]:
     name = getattr(kind, "main_input_name", "input_ids")
+    if name == "inputs":  # one of several
+        taken = inspect.signature(kind.forward).parameters
+        name = next((one for one in ("input_values", "input_features", "pixel_values") if one in taken), "input_ids")
     shape: tuple[int, ...]
-    if name == "pixel_values":
-        side, channels = image_size or _side(config), _first(config, "num_channels") or 3
-        frames = _first(config, "num_frames", "video_size")
-        is_video = "Video" in kind.__name__ and isinstance(frames, int)
-        shape = (count, frames, channels, side, side) if is_video else (count, channels, side, side)
-        return {"pixel_values": torch.randn(shape)}
+    if name.startswith("pixel_values"):
+        pixels = {name: _pixels(config, count, image_size, is_video="Video" in kind.__name__)}
+        is_told = "ConditionalGeneration" in kind.__name__  # the text that goes with a picture
+        return {"input_ids": _ids(_text(config), count, seq_len), **pixels} if is_told else pixels
     if name == "input_features":
         features = _first(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
-        frames = 2 * (_first(config, "max_source_positions") or 1500)
+        frames, is_ctc = 2 * (_first(config, "max_source_positions") or 1500), "CTC" in kind.__name__
         shape = (count, features, frames) if config.model_type == "whisper" else (count, frames, features)
-        return {"input_features": torch.randn(shape)}
+        made = {"input_features": torch.randn(shape)}
+        return made | ({"attention_mask": torch.ones(count, frames, dtype=torch.long)} if is_ctc else {})
     if name == "input_values":
         bins, length = _first(config, "num_mel_bins"), _first(config, "max_length")
         is_picture = isinstance(bins, int) and isinstance(length, int) and hasattr(config, "patch_size")
@@ -313,12 +363,13 @@ def _labels(config: Any, kind: Any, inputs: dict[str, Tensor], seq_len: int) -> 
 
 
 def _ids(config: Any, count: int, seq_len: int) -> Tensor:
-    vocabulary = _first(config, "vocab_size") or 1000
+    vocabulary = _first(config, "vocab_size") or _VOCABULARY
     return torch.randint(min(_FIRST_ID, vocabulary - 1), vocabulary, (count, seq_len))
 
 
 def _side(config: Any) -> int:
-    side = _first(config, "image_size") or _first(getattr(config, "vision_config", None), "image_size") or 224
+    parts = (config, *(getattr(config, name, None) for name in ("vision_config", "backbone_config", "encoder")))
+    side = next((found for one in parts if (found := _first(one, "image_size"))), 224)
     return int(side[0] if isinstance(side, list | tuple) else side)
 
 

@@ -187,6 +187,8 @@ class CudaRules(TorchFunctionMode):
             )
         if name in ("dropout", "feature_dropout"):
             return _dropout(func, args, kwargs)
+        if name == "linear":
+            return _linear(func, args, kwargs)
         if name in _LOSSES:
             self._note_classes(args[0])
         if name in _SOFTMAX and _is_half_to_float(args, kwargs):
@@ -254,6 +256,15 @@ class CudaRules(TorchFunctionMode):
 
     def _note_classes(self, logits: Tensor) -> None:
         self.class_sizes.add(logits.shape[1 if logits.dim() > 1 else 0])
+
+
+def _linear(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """To an input whose rows are not in one piece PyTorch adds the bias in place; not so where it is traced."""
+    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+    value, bias = given["input"], given.get("bias")
+    if bias is None or value.dim() < 3 or value.is_contiguous():
+        return func(*args, **kwargs)
+    return torch.matmul(value, given["weight"].t()).add_(bias)
 
 
 def _of_cpu(given: Any, is_imitated: bool) -> Any:

@@ -71,10 +71,22 @@ def _convolution_scratch(name: str, args: tuple[Any, ...]) -> list[Scratch]:
     else:
         value, groups = args[1], args[9]
         result = args[0].numel()
-    is_own_kernel = groups > 1 and value.dtype == torch.float32  # PyTorch's for one filter a channel
-    if is_own_kernel or not value.is_contiguous():
+    if _is_own_kernel(value, groups) or not value.is_contiguous():
         return []
     return [Scratch(_reordered_bytes, (value.numel(), result), (value.element_size(),))]
+
+
+def copied_input(name: str, args: tuple[Any, ...]) -> Tensor | None:
+    """The input of a kernel that wants it in one piece, where it is not."""
+    if name not in ("convolution", "convolution_backward"):
+        return None
+    value, groups = (args[0], args[8]) if name == "convolution" else (args[1], args[9])
+    return value if _is_own_kernel(value, groups) and not value.is_contiguous() else None
+
+
+def _is_own_kernel(value: Tensor, groups: int) -> bool:
+    """PyTorch's for one filter a channel, instead of cuDNN's."""
+    return groups > 1 and value.dtype == torch.float32
 
 
 def _output_size(args: tuple[Any, ...]) -> int:
@@ -82,6 +94,9 @@ def _output_size(args: tuple[Any, ...]) -> int:
     value, weight, _, stride, padding, dilation, is_transposed = args[:7]
     if is_transposed:
         return int(value.numel() // value.shape[0])
+    dims = value.dim() - 2
+    # One number may stand for all dimensions: so comes padding="valid".
+    stride, padding, dilation = (one if len(one) == dims else [*one] * dims for one in (stride, padding, dilation))
     sizes = [
         (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
         for size, kernel, step, pad, gap in zip(

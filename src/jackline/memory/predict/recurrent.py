@@ -6,16 +6,18 @@ numbers a hidden unit, time step and sample, the outputs between layers, and one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jackline.memory.predict.attention import OnWork
 from jackline.memory.predict.work import RECURRENT_US
 
 # Numbers kept per hidden unit: four gates and the cell of an LSTM; three gates and three parts before them of a GRU.
+# Their workspace, as measured for an LSTM of two layers.
+_MORE_A_SAMPLE, _FIXED_BYTES = 84, 16 * 2**20
 RECURRENT = {"lstm": 5, "gru": 6, "rnn_tanh": 2, "rnn_relu": 2}
 
 
@@ -49,8 +51,17 @@ def recur(
 class _Shape:
     def __init__(self, numbers: int, layers: int, directions: int, hidden: int, is_batch_first: bool) -> None:
         self._numbers, self._layers = numbers, layers
+        self._gates = max(1, numbers - 1)
         self.width = hidden * directions
         self.is_batch_first = is_batch_first
+
+    def by_steps(self, value: Tensor) -> Tensor:
+        return value.transpose(0, 1).contiguous() if self.is_batch_first else value.contiguous()
+
+    def workspace_bytes(self, steps: int, batch: int, element_bytes: int) -> int:
+        """All gates of all layers, of each sample some more, and a part that is always the same."""
+        numbers = self._layers * self._gates * steps + _MORE_A_SAMPLE
+        return numbers * batch * self.width * element_bytes + _FIXED_BYTES
 
     def kept_bytes(self, rows: int, element_bytes: int, dropout: float) -> int:
         count = rows * self.width
@@ -59,27 +70,56 @@ class _Shape:
 
 
 class _Recurrent(torch.autograd.Function):
+    """In the order in which cuDNN and PyTorch allocate: it decides where later blocks fit."""
+
     @staticmethod
     def forward(ctx: Any, value: Tensor, shape: _Shape, kept: Any, dropout: float, *weights: Tensor) -> Tensor:
-        first, second = value.shape[:2]
-        steps, batch = (second, first) if shape.is_batch_first else (first, second)
-        ordered = value.transpose(0, 1).contiguous() if shape.is_batch_first else value.contiguous()
+        ordered = shape.by_steps(value)
+        steps, batch = ordered.shape[:2]
         out = torch.empty((steps, batch, shape.width), dtype=value.dtype, device=value.device)
+        size = shape.workspace_bytes(steps, batch, value.element_size())
+        workspace = torch.empty(size, dtype=torch.uint8, device=value.device)
         size = kept(steps * batch, value.element_size(), dropout)
         reserve = torch.empty(size, dtype=torch.uint8, device=value.device)
-        del ordered
+        del workspace, ordered
         ctx.save_for_backward(value, out, reserve, *weights)
+        ctx.shape = shape
         return out.transpose(0, 1) if shape.is_batch_first else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         value, _, _, *weights = ctx.saved_tensors
-        grad = grad.contiguous()
-        made = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-        return (
-            made,
-            None,
-            None,
-            None,
-            *(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device) for weight in weights),
-        )
+        shape = ctx.shape
+        ordered = shape.by_steps(value)
+        grad = shape.by_steps(grad)
+        steps, batch = ordered.shape[:2]
+        made = torch.empty(ordered.shape, dtype=value.dtype, device=value.device)
+        size = shape.workspace_bytes(steps, batch, value.element_size())
+        workspace = torch.empty(size, dtype=torch.uint8, device=value.device)
+        del workspace, ordered
+        ordered = shape.by_steps(value)
+        flat = torch.empty(sum(one.numel() for one in weights), dtype=weights[0].dtype, device=value.device)
+        workspace = torch.empty(size, dtype=torch.uint8, device=value.device)
+        del workspace, ordered
+        grads = [part.view(one.shape) for part, one in zip(_parts(flat, weights), weights, strict=True)]
+        return (made.transpose(0, 1) if shape.is_batch_first else made, None, None, None, *grads)
+
+
+def _parts(flat: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.split(flat, [one.numel() for one in weights])
+
+
+@torch.no_grad()
+def flatten_weights(model: nn.Module) -> list[Tensor]:
+    """cuDNN wants the weights of a module in one block: PyTorch copies them there once the module is on the GPU."""
+    made = []
+    for module in model.modules():
+        weights = list(module.parameters(recurse=False)) if isinstance(module, nn.RNNBase) else []
+        is_alike = len({(one.dtype, one.device) for one in weights}) == 1
+        if not is_alike or len({one.untyped_storage()._cdata for one in weights}) == 1:
+            continue
+        flat = torch.empty(sum(one.numel() for one in weights), dtype=weights[0].dtype, device=weights[0].device)
+        for part, one in zip(_parts(flat, weights), weights, strict=True):
+            one.data = part.view(one.shape)
+        made.append(flat)
+    return made

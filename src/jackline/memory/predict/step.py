@@ -28,6 +28,7 @@ from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.optimizers import MetaOptimizer
 from jackline.memory.predict.own_step import trace_own_step
 from jackline.memory.predict.questions import Questions
+from jackline.memory.predict.recurrent import flatten_weights
 from jackline.memory.predict.shortcuts import Unfilled
 from jackline.memory.predict.trace import Part, Recorder, Trace
 from jackline.memory.predict.values import Values, keep_value, own_chance
@@ -78,6 +79,8 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     )
     model = _build(job, options, values).train()
     for tensor in _weights(model):
+        recorder.add(tensor, "weights")
+    for tensor in flatten_weights(model):
         recorder.add(tensor, "weights")
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if options.num_ranks > 1 and options.parallel == "ddp":
@@ -247,7 +250,9 @@ def predict(
 def _explained(name: str) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except JacklineError:
+        raise
+    except Exception as error:  # of any kind: it is the model's own code
         raise CannotTrace(
             f"{name} cannot be traced without a GPU: {_first_line(error)}",
             detail=(f"at {_place(error)}",) if _place(error) else (),

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, Processors
-from jackline.memory.predict.kernels import Scratch, scratch_of
+from jackline.memory.predict.kernels import Scratch, copied_input, scratch_of
 from jackline.memory.predict.shapes import run_with_values
 from jackline.memory.predict.shortcuts import run_meta
 from jackline.memory.predict.values import Values
@@ -180,9 +180,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._is_meta
             else func(*args, **(kwargs or {}))
         )
+        name = func.overloadpacket.__name__
+        copied = self._note_copied(name, args) if self._is_meta else None
         for tensor in _tensors(result):
             self.add(tensor)
-        name = func.overloadpacket.__name__
+        if copied is not None:
+            self._events.append(~copied)
         if self._is_meta and func.namespace == "aten":
             self.counter.count(name, args, result)
             self._pass_through(scratch_of(name, args))
@@ -221,6 +224,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._live.get(key, (-1,))[0] == index:
             del self._live[key]
         self._events.append(~index)
+
+    def _note_copied(self, name: str, args: tuple[Any, ...]) -> int | None:
+        """The copy of an input that a kernel wants in one piece, made before its result and freed after it."""
+        value = copied_input(name, args)
+        return None if value is None else self._note(value.numel() * value.element_size(), 0, "temporaries")
 
     def _pass_through(self, scratches: list[Scratch]) -> None:
         """Record the memory that a kernel takes and frees before it ends."""

@@ -97,8 +97,11 @@ class Values:
             return None
 
     def _assumed_scalar(self, func: Any, args: tuple[Any, ...]) -> Value | None:
-        """`any` and `all` of unknown values; the index of the largest one, which is how a router chooses one."""
+        """`any` and `all` of unknown values; the index of the largest one, which is how a router chooses one. No
+        value counts as not-a-number."""
         name = func.overloadpacket
+        if name is torch.ops.aten.isnan or (name is torch.ops.aten.ne and args[0] is args[1]):
+            return Value(torch.zeros(args[0].shape, dtype=torch.bool, device="cpu"))
         if name in (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.argmax):
             return _of_unknown(self, name, args)
         return None

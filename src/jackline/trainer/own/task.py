@@ -19,7 +19,7 @@ from jackline.errors import UsageError
 from jackline.memory.guard.batches import count_samples
 from jackline.memory.guard.step_state import seeded
 from jackline.memory.plan.choose import Plan, Room, plan, room_of
-from jackline.memory.plan.gpus import GpuModel, Precision, match_gpu
+from jackline.memory.plan.gpus import GpuModel, Precision
 from jackline.memory.plan.target import Candidate, job_of
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import CannotTrace
@@ -37,7 +37,7 @@ from jackline.trainer.own.samples import (
     StreamLoader,
     move,
 )
-from jackline.trainer.planning.plan import Chosen, predicted_text, rehearsed, room_on
+from jackline.trainer.planning.plan import Chosen, gpu_here, predicted_text, rehearsed, room_on
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.device import choose_device, device_name
 from jackline.trainer.startup.precision import choose_precision
@@ -248,7 +248,7 @@ def _make_learner(config: Recipe, precision: Precision, device: torch.device, co
 def _choose_micro_batch(
     config: Recipe, samples: Samples | Stream, precision: Precision, device: torch.device
 ) -> Chosen:
-    gpu = match_gpu(accelerator.name(), accelerator.total_bytes()) if accelerator.is_gpu(device) else None
+    gpu = gpu_here() if accelerator.is_gpu(device) else None
     free_bytes = room_on(gpu, config.max_gpu_bytes) if gpu is not None else 0  # limits the allocator too
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")

@@ -27,6 +27,7 @@ from jackline.memory.plan.rehearse import corrected_room
 from jackline.memory.plan.target import Candidate
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import CannotTrace
+from jackline.memory.predict.work import with_python
 from jackline.models.nsa import blocks
 from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.model import NSAModel, SparseBlock
@@ -102,7 +103,7 @@ def choose_micro_batch(
 
     `correction` is measured over predicted, from a rehearsal of this run.
     """
-    gpu = match_gpu(accelerator.name(), accelerator.total_bytes()) if is_on_gpu else None
+    gpu = gpu_here() if is_on_gpu else None
     free_bytes = room_on(gpu, config.max_gpu_bytes) if gpu is not None else 0  # limits the allocator too
     if config.micro_batch:
         return _chosen(config, config.micro_batch, "as asked")
@@ -123,6 +124,10 @@ def choose_micro_batch(
     earlier = f", {known.memory - 1:+.1%} as measured here before" if known.is_same_job else ""
     text = f"{made.fit}, {needs}{earlier}"
     return replace(_chosen(config, made.micro_batch, text), made=made, plan_again=plan_again)
+
+
+def gpu_here() -> GpuModel:
+    return with_python(match_gpu(accelerator.name(), accelerator.total_bytes()))
 
 
 def predicted_text(made: Plan, most_bytes: int) -> str:

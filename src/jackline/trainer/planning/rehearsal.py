@@ -16,6 +16,7 @@ import torch
 
 from jackline import accelerator
 from jackline.errors import JacklineError
+from jackline.memory.guard.oom import read_numbers
 from jackline.memory.plan.calibration import note_measured
 from jackline.memory.plan.rehearse import (
     CpuMeter,
@@ -142,13 +143,20 @@ def _fit(task: Task, micro_batch: int, console: Console) -> _Attempt:
             return tried
         if micro_batch == 1:
             raise JacklineError(
-                f"one sequence of {task.config.seq_len} tokens does not fit: {tried.found.error.splitlines()[0]}",
+                f"one sequence of {task.config.seq_len} tokens does not fit: {_why(tried.found.error)}",
                 hint=f"`jackline plan {task.config.recipe} --explain` shows where it goes and what saves some",
             )
         console.say(
             f"micro-batch {micro_batch} does not fit in the {tried.found.failed_act}: trying half", "rehearsal"
         )
         micro_batch = max(1, micro_batch // 2)
+
+
+def _why(error: str) -> str:
+    numbers = read_numbers(error)
+    if numbers.wanted_bytes is None:
+        return error.splitlines()[0]
+    return f"out of GPU memory, needed {format_bytes(numbers.wanted_bytes)}{numbers.free_text()}"
 
 
 def _against_plan(task: Task, tried: _Attempt) -> MemoryRecord:
