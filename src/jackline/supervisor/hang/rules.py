@@ -293,7 +293,7 @@ MIND_CHANGERS = {
     "collective": "the missing rank arrives, or one of its processes moves",
     "deadlocked": "one of the threads named runs again",
     "stuck": "any CPU above 0.02 cores, a thread that computes for 1 ms between two sleeps, disk above 1 kB/s, "
-    "a byte on a socket, output, a thread at another line",
+    "a byte on a socket, output, a thread at another line or one that was given what it waited for",
     "gpu_spin": "memory use or power of the GPU above idle, output, or another stack",
     "suspect": "the main thread runs, prints or is at another line; or others work for it: 0.1 cores, 64 kB/s",
     "busy": "another line in one of the next looks, output, or a byte read or written by the main thread",
