@@ -160,6 +160,23 @@ def test_processes_of_mp_spawn_are_ranks_in_the_order_of_their_start() -> None:
     assert found.text.startswith("rank 1 (pid 11) has not arrived")
 
 
+def test_the_process_that_waits_in_mp_spawn_is_no_rank() -> None:
+    def spawned(number: int) -> Proc:
+        inside, outside = (Frame("recv", C10D, 2799),), (Frame("_wrap", SPAWN, 87),)
+        return Proc(10 + number, ppid=5, source="dist.recv(x)", inside=inside, outside=outside, file="/me/t.py")
+
+    joins = (
+        Frame("ProcessContext.join", SPAWN, 140),
+        Frame("start_processes", SPAWN, 296),
+        Frame("spawn", SPAWN, 340),
+    )
+    parent = Proc(5, wait=Wait("pipe"), source="mp.spawn(main, nprocs=2)", inside=joins)
+    found = last(play(World([parent, spawned(0), spawned(1)]), WITHIN_S))
+    assert (found.kind, found.label) == ("STUCK", "STUCK_RANKS")
+    assert "has not arrived" not in found.text
+    assert "ranks 0-1" in found.text
+
+
 @pytest.mark.parametrize(
     ("frames", "wait", "expected"),
     [

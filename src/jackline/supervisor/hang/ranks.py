@@ -44,8 +44,11 @@ def find_ranks(
 
 
 def _is_spawned(stack: ProcessStack | None) -> bool:
-    main = stack.main if stack else None
-    return any(frame.file.endswith("torch/multiprocessing/spawn.py") for frame in main.frames) if main else False
+    """Whether mp.spawn has started it. The process that waits in mp.spawn for the others is no rank."""
+    frames = stack.main.frames if stack and stack.main else ()
+    return any(
+        frame.file.endswith("torch/multiprocessing/spawn.py") and "_wrap" in frame.function for frame in frames
+    )
 
 
 def collective_at(stack: ProcessStack | None, wait: Wait) -> str:
