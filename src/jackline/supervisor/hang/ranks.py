@@ -80,6 +80,10 @@ _MOVES_S = 10.0  # a rank whose processes have moved within this time works
 _TRAFFIC_BYTES_PER_S = 64_000.0
 _TRAFFIC_CORES = 0.1
 _MOST_GROUPS = 4
+_ONE_SIDED = {
+    "recv": "each of them receives and none sends; let one send first, or use batch_isend_irecv",
+    "send": "each of them sends and none receives; let one receive first, or use batch_isend_irecv",
+}
 
 
 @immutable
@@ -230,11 +234,11 @@ def _at_fault(ranks: Sequence[Standing], flight: Flight | None) -> Standing:
 def _mismatch_text(inside: Sequence[Standing], for_s: float) -> str:
     groups = _by_place(inside)
     if len(groups) == 1:
-        where = groups[0][0]
-        return (
-            f"all {len(inside)} ranks have stood in {where} for {format_duration(for_s)}: they call it with "
-            "different shapes, dtypes or groups, or one of them has made a call more"
+        where, called = groups[0][0], inside[0].collective.rpartition(".")[2]
+        why = _ONE_SIDED.get(
+            called, "they call it with different shapes, dtypes or groups, or one of them has made a call more"
         )
+        return f"all {len(inside)} ranks have stood in {where} for {format_duration(for_s)}: {why}"
     parts = [
         f"{rank_words(one.rank for one in group)} wait{'s' if len(group) == 1 else ''} in {where}"
         for where, group in groups[:_MOST_GROUPS]
