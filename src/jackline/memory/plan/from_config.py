@@ -39,6 +39,8 @@ _TASKS = (
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 )
 _SAMPLE_RATE_S = 16_000
+_POSITIONS = 1500  # of a sound of 30 s
+_FEATURES = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim")
 _REGIONS = 36  # of a picture, where a model takes features of regions
 # Their losses match boxes or masks of each image by its values.
 _MATCHED = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "ZeroShot", "DepthEstimation")
@@ -326,8 +328,10 @@ def _inputs(config: Any, kind: Any, count: int, seq_len: int, image_size: int) -
         is_told = "ConditionalGeneration" in kind.__name__  # the text that goes with a picture
         return {"input_ids": _ids(_text(config), count, seq_len), **pixels} if is_told else pixels
     if name == "input_features":
-        features = _first(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim") or 80
-        frames, is_ctc = 2 * (_first(config, "max_source_positions") or 1500), "CTC" in kind.__name__
+        parts = (config, *(getattr(config, name, None) for name in ("encoder_config", "audio_config")))
+        features = next((found for one in parts if (found := _first(one, *_FEATURES))), 80)
+        positions = min(_POSITIONS, _first(config, "max_source_positions") or _POSITIONS)
+        frames, is_ctc = 2 * positions, "CTC" in kind.__name__
         shape = (count, features, frames) if config.model_type == "whisper" else (count, frames, features)
         made = {"input_features": torch.randn(shape)}
         return made | ({"attention_mask": torch.ones(count, frames, dtype=torch.long)} if is_ctc else {})

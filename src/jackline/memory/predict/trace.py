@@ -181,17 +181,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else func(*args, **(kwargs or {}))
         )
         name = func.overloadpacket.__name__
-        copied = self._note_copied(name, args) if self._is_meta else None
+        is_convolving = name.startswith("convolution")
+        copied = self._note_copied(name, args) if is_convolving and self._is_meta else None
         for tensor in _tensors(result):
             self.add(tensor)
         if copied is not None:
             self._events.append(~copied)
         if self._is_meta and func.namespace == "aten":
             self.counter.count(name, args, result)
-            self._pass_through(scratch_of(name, args))
+            if scratches := scratch_of(name, args):
+                self._pass_through(scratches)
             if name in _PRODUCTS:
                 self._reserve_for_products(name)
-        if name.startswith("convolution") or func.namespace not in _KNOWN_NAMESPACES:
+        if is_convolving or func.namespace not in _KNOWN_NAMESPACES:
             self._unknowns[f"{func.namespace}::{name}"] = None
         return result
 
