@@ -168,18 +168,13 @@ class Ranks:
     """Two ranks with DDP."""
 
     def __init__(self) -> None:
-        self._wanted: set[str] = set()
+        self._wanted: ranks_torture.Wanted | None = None
 
     def play(self, place: Path, dice: random.Random) -> Came:
-        if not self._wanted:
-            (place / "undisturbed").mkdir(parents=True)
-            job = ranks_torture.start(place / "undisturbed", 2, RANKS_STEPS, DROPOUT="0.1")
-            assert job.wait() == [0, 0], job.text
-            self._wanted = ranks_torture.digests(job)
-        (place / "case").mkdir(parents=True)
-        kills = dice.randint(1, 4)
-        problem = ranks_torture.torment(place / "case", self._wanted, dice, total=RANKS_STEPS, kills=kills)
-        return Came(kills, wrong=(problem,) if problem else ())
+        crew = ranks_torture.Crew(total=RANKS_STEPS)
+        self._wanted = self._wanted or crew.undisturbed(place / "undisturbed")
+        found, problem = ranks_torture.torment(crew, place / "case", self._wanted, dice, kills=dice.randint(1, 4))
+        return Came(found["rank"] + found["node"], wrong=(problem,) if problem else ())
 
 
 # -- taking turns ---------------------------------------------------------------------------------------------------

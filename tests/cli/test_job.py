@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from jackline.checkpoint.place import choose_place, join_job
-from jackline.cli.text.ranks import job_lines, ranks_of_job
+from jackline.cli.text.ranks import job_lines
 from jackline.rundir.create import claim_run
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.ranks import machines_of_job
 from jackline.rundir.registry import register
 from jackline.rundir.run_file import describe_run
 
@@ -43,7 +44,7 @@ def test_the_ranks_of_all_machines_are_one_table(tmp_path: Path) -> None:
     )
     alone = RunDir(tmp_path / "alone")
     alone.path.mkdir()
-    assert ranks_of_job(alone.path) == []
+    assert machines_of_job(alone.path) == []
     assert job_lines(str(alone.path), own, 100.0) == ["rank 0 of 4: running"]
 
 

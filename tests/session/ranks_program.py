@@ -70,6 +70,11 @@ def gradients(run: Any, net: torch.nn.Module, batch: tuple[torch.Tensor, torch.T
     return float(mean)
 
 
+def signal_itself(step: int) -> None:
+    if "SIGNAL" in os.environ and step == int(os.environ["AT"]):
+        os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -88,18 +93,17 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     order = torch.Generator().manual_seed(5)
     loader = DataLoader(Sums(), batch_size=8, shuffle=True, drop_last=True, generator=order)
-    number = getattr(signal, os.environ.get("SIGNAL", ""), None)
     every = int(os.environ.get("EVERY", "2"))
     is_chosen = rank == int(os.environ.get("WHO", "0"))
     with jackline.attach(model=net, optimizer=optimizer, loader=loader, save_every_steps=every, name="job") as run:
         for rows, sums in run.steps(total=int(os.environ["TOTAL"])):
+            signal_itself(0 if is_chosen and not run.step else -1)  # only what nobody has trained yet is saved
             optimizer.zero_grad()
             mean = gradients(run, net, (rows, sums), is_chosen)
             optimizer.step()
             if rank == 0:
                 print("STEP", run.step, mean, flush=True)
-            if number is not None and is_chosen and run.step == int(os.environ["AT"]):
-                os.kill(os.getpid(), number)
+            signal_itself(run.step if is_chosen else -1)
     whole = {f"model.{name}": whole_of(value) for name, value in model.state_dict().items()}
     for number, values in enumerate(optimizer.state.values()):
         whole |= {f"optimizer.{number}.{word}": whole_of(value) for word, value in values.items()}

@@ -19,7 +19,13 @@ from jackline.session.feeds.seekable import SeekableBatches
 from jackline.session.ranks import join_ranks, settings_for
 from jackline.session.settings import Settings
 from jackline.session.stopping import StopRequest
-from tests.session.ranks_torture import digests, losses, start, steps_saved, torment
+from tests.session.nursery import Nursery
+from tests.session.ranks_torture import IMPORTS, Crew, digests, losses, start, steps_saved, torment
+
+
+def fake_rank(rank: int, of_first: str = "") -> Any:
+    """One of two ranks; `of_first`: what rank 0 says instead of the same as this one."""
+    return SimpleNamespace(rank=rank, size=2, from_first=lambda text: of_first or text)
 
 
 def batches_of(rank: int, size: int, **more: Any) -> list[list[int]]:
@@ -47,21 +53,30 @@ def test_a_batch_that_cannot_be_shared_equally_is_refused() -> None:
 def test_a_distributed_sampler_means_a_batch_size_for_each_rank() -> None:
     data: Any = torch.arange(32)
     sampler: Any = DistributedSampler(data, num_replicas=2, rank=1, shuffle=True, seed=9)
-    feed: Any = choose_feed(
-        DataLoader(data, batch_size=4, sampler=sampler), Settings(), print, SimpleNamespace(rank=1, size=2)
-    )
+    feed: Any = choose_feed(DataLoader(data, batch_size=4, sampler=sampler), Settings(), print, fake_rank(1))
     assert (feed.kind, feed.batches.batch_size, feed.num_batches) == ("seekable", 8, 4)
     assert [len(indices) for _, indices in feed.batches] == [4, 4, 4, 4]
 
 
 def test_a_loader_of_ours_is_divided_too() -> None:
-    feed: Any = choose_feed(Loader(range(16), batch_size=4), Settings(), print, SimpleNamespace(rank=1, size=2))
+    feed: Any = choose_feed(Loader(range(16), batch_size=4), Settings(), print, fake_rank(1))
     assert [indices for _, indices in feed.batches][:2] == [[2, 3], [6, 7]]
+
+
+def test_ranks_that_are_seeded_differently_divide_one_order() -> None:
+    """Many scripts say torch.manual_seed(seed + rank), for dropout."""
+    orders = []
+    for rank in (0, 1):
+        torch.manual_seed(100 + rank)
+        loader = DataLoader(torch.arange(16), batch_size=4, shuffle=True)  # type: ignore[arg-type]
+        feed: Any = choose_feed(loader, Settings(), print, fake_rank(rank, of_first="100"))
+        orders.append([index for _, indices in feed.batches for index in indices])
+    assert sorted(orders[0] + orders[1]) == list(range(16))
 
 
 def test_data_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(UsageError, match="generator cannot be divided among 2 ranks"):
-        choose_feed((one for one in [1]), Settings(), print, SimpleNamespace(rank=0, size=2))
+        choose_feed((one for one in [1]), Settings(), print, fake_rank(0))
 
 
 def test_a_stop_of_one_rank_counts_once_all_ranks_know_of_it() -> None:
@@ -128,15 +143,36 @@ def test_sigterm_on_one_rank_stops_all_at_one_step_and_one_process_resumes(tmp_p
     assert found == pytest.approx(losses(reference), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("size", "mode", "kills"), [(4, "ddp", ((0, 3), (3, 1))), (2, "fsdp", ((0, 1), (1, 0), (6, 1)))]
+)
+def test_five_kills_of_ranks_change_nothing(
+    tmp_path: Path, size: int, mode: str, kills: tuple[tuple[int, int], ...]
+) -> None:
+    """Killed before the first step, after the first save, later; `scripts/torture ranks` does it at random."""
+    nursery = Nursery(*IMPORTS)
+    try:
+        words = {"MODE": mode, "DROPOUT": "0.1"}
+        for name in ("whole", "cut"):
+            (tmp_path / name).mkdir()
+        whole = start(tmp_path / "whole", size, 8, nursery, **words)
+        assert whole.wait() == [0] * size, whole.text
+        for at, who in kills:
+            job = start(tmp_path / "cut", size, 8, nursery, SIGNAL="SIGKILL", AT=str(at), WHO=str(who), **words)
+            assert job.wait()[who] == -9, job.text
+        job = start(tmp_path / "cut", size, 8, nursery, **words)
+        assert job.wait() == [0] * size, job.text
+    finally:
+        nursery.close()
+    assert digests(job) == digests(whole)
+    assert losses(job).items() <= losses(whole).items()
+
+
 @pytest.mark.slow
 def test_killed_ranks_resume_bit_equal(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    job = start(whole, 2, 300, DROPOUT="0.1")
-    assert job.wait() == [0, 0], job.text
-    cut = tmp_path / "cut"
-    cut.mkdir()
-    assert torment(cut, digests(job), random.Random(1), total=300, kills=5) == ""
+    crew = Crew(total=300)
+    wanted = crew.undisturbed(tmp_path / "whole")
+    assert torment(crew, tmp_path / "cut", wanted, random.Random(1), kills=5)[1] == ""
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from jackline.checkpoint.format.export import export_weights
 from jackline.checkpoint.state.load import load_newest
 from jackline.errors import UsageError
 from jackline.session.ranks import require_same_program, save_together
-from tests.session.ranks_torture import digests, losses, start, steps_saved, torment
+from tests.session.ranks_torture import Crew, losses, start, steps_saved, torment
 
 CHECKPOINTS = "runs/job/checkpoints"
 
@@ -188,10 +188,6 @@ def test_four_two_one_ddp_and_fsdp_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_ranks_of_fsdp_resume_bit_equal(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    job = start(whole, 2, 200, DROPOUT="0.1", MODE="fsdp")
-    assert job.wait() == [0, 0], job.text
-    cut = tmp_path / "cut"
-    cut.mkdir()
-    assert torment(cut, digests(job), random.Random(1), total=200, kills=5, mode="fsdp") == ""
+    crew = Crew(mode="fsdp", total=200)
+    wanted = crew.undisturbed(tmp_path / "whole")
+    assert torment(crew, tmp_path / "cut", wanted, random.Random(1), kills=5)[1] == ""

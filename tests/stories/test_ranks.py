@@ -77,6 +77,37 @@ def test_every_rank_is_on_the_screen_when_asked_for(shell: Shell) -> None:
     assert sorted(done.out.splitlines()) == ["hello from rank 0", "hello from rank 1"]
 
 
+# As srun starts the tasks of one machine, and ends the others when one has failed (--kill-on-bad-exit).
+SRUN = """
+import os, signal, subprocess, sys
+size, program = int(sys.argv[1]), sys.argv[2:]
+tasks = []
+for rank in range(size):
+    env = {**os.environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": str(size)}
+    tasks.append(subprocess.Popen([sys.executable, *program], env=env))
+os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+while all(one.poll() is None for one in tasks):
+    pass
+failed = next(rank for rank, one in enumerate(tasks) if one.poll() is not None)
+for one in tasks:
+    if one.poll() is None:
+        one.send_signal(signal.SIGTERM)
+print(f"srun: error: node1: task {failed}: Exited with exit code {tasks[failed].returncode}", file=sys.stderr)
+sys.exit(max(one.wait() for one in tasks))
+"""
+
+
+def test_tasks_of_srun_are_ranks_and_the_first_failure_is_told(shell: Shell) -> None:
+    source = "import os, time\nrank = os.environ['SLURM_PROCID']\nprint('hello from rank', rank)\n"
+    source += "if rank == '1':\n    raise ValueError('boo')\ntime.sleep(1000)\n"
+    (shell.work / "train.py").write_text(source)
+    done = shell.jackline("run", "--name", "job", "--", *shell.python("srun.py", SRUN), "3", "train.py")
+    assert done.code != 0
+    assert "rank 1 of 3: ValueError: boo (train.py:5)" in done.err
+    assert "hello from rank 2" not in done.out
+    assert shell.jackline("logs", "job", "--rank", "2").out == "hello from rank 2\n"
+
+
 # -- torchrun and its relatives ----------------------------------------------------------------------------------
 
 TORCH = pytest.mark.skipif(not (Path(sys.executable).parent / "torchrun").exists(), reason="needs torchrun")
@@ -97,12 +128,14 @@ FAILURES = {
     "import": "no_such_module_xyz",
     "assert": "AssertionError: loss must be positive",
     "shape": "shapes cannot be multiplied",
-    "timeout": "rank 0 waited 5 s in all_reduce for rank 1, which never came",
+    "timeout": "waited 5 s in all_reduce for rank 2, which never came",
     "nan": "ended with exit code 1",
     "exit3": "ended with exit code 3",
     "segfault": "segmentation fault",
     "file": "FileNotFoundError",
+    "abort": "SIGABRT",
 }
+FOUR = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "4"]
 
 
 @pytest.mark.slow
@@ -110,11 +143,12 @@ FAILURES = {
 @pytest.mark.parametrize("kind", FAILURES)
 def test_the_first_failure_among_ranks_of_torchrun(shell: Shell, kind: str) -> None:
     (shell.work / "train.py").write_text(DISTRIBUTED)
-    done = shell.jackline("run", "--name", "job", "--", *LAUNCHERS["torchrun"], "train.py", kind)
+    done = shell.jackline("run", "--name", "job", "--", *FOUR, "train.py", kind, "2")
     assert done.code != 0
     error = done.err[done.err.index("error: ") :]
-    rank = 0 if kind in ("import", "timeout") else 1
-    assert f"rank {rank}" in error.splitlines()[0], error
+    # All ranks fail alike at an import, and a rank that waits in vain fails instead of the one that it waits for.
+    wanted = {"import": range(4), "timeout": (0, 1, 3)}.get(kind, (2,))
+    assert any(f"rank {rank} of 4" in error.splitlines()[0] for rank in wanted), error
     assert FAILURES[kind].lower() in error.lower()
     assert "ChildFailedError" not in done.out
 
@@ -141,6 +175,32 @@ def test_a_port_in_use_is_named(shell: Shell) -> None:
         words = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", port]
         done = shell.jackline("run", "--", str(BIN / "torchrun"), *words, "train.py")
     assert f"the port {port} is in use already" in done.err
+
+
+SPAWNED = """
+import os, runpy, sys
+import torch.multiprocessing as mp
+
+def main(rank):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv.pop())
+    runpy.run_path("train.py", run_name="__main__")
+
+if __name__ == "__main__":
+    mp.spawn(main, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+@TORCH
+def test_ranks_of_mp_spawn_are_recognised(shell: Shell) -> None:
+    import socket
+
+    (shell.work / "train.py").write_text(DISTRIBUTED)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    done = shell.jackline("run", "--name", "job", "--", *shell.python("spawn.py", SPAWNED), "exception", port)
+    assert done.code != 0
+    assert "ValueError: boo (train.py:20)" in done.err
 
 
 HANGS = (Path(__file__).parent.parent / "programs" / "ranks" / "hangs.py").read_text()

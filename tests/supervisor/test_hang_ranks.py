@@ -13,6 +13,7 @@ from jackline.machine.proc import rank_in
 from jackline.machine.readings import RankPlace, Wait, ranks_among
 from jackline.supervisor.hang.deadlock import Deadlock, Member
 from jackline.supervisor.hang.ranks import collective_at
+from jackline.supervisor.hang.sample import FarRank
 from jackline.supervisor.hang.verdict import Sample, Verdict
 from tests.supervisor.worlds import Proc, World, alarms, play
 
@@ -253,3 +254,45 @@ def test_a_rendezvous_that_does_not_complete_says_what_to_do() -> None:
     verdicts = play(launched(meets(0), meets(1)), 30)  # ranks 2 and 3 are on another machine
     assert "different shapes" not in last(verdicts).text
     assert last(verdicts).text.startswith("waiting for the other ranks of the job to start")
+
+
+# -- several machines --------------------------------------------------------------------------------------------
+
+FAR = FarRank(1, "demo-B", "waiting for other ranks (all_reduce)", "/me/train.py:13", True, 2.0)
+
+
+def far_apart(far: FarRank | None) -> World:
+    """One rank here, the other one on another machine, of which the supervisor there tells."""
+    world = launched(rank(0, 2))
+    world.elsewhere = None if far is None else (far,)
+    return world
+
+
+def test_ranks_of_two_machines_that_all_wait_are_cut_off_from_one_another() -> None:
+    verdicts = play(far_apart(FAR), WITHIN_S)
+    assert alarms(verdicts) == ["STUCK STUCK_RANKS"]
+    assert last(verdicts).text.startswith(
+        "all ranks wait for one another, here and on demo-B: the network between the machines is cut, or the ranks "
+        "call with different shapes, dtypes or groups; rank 0 has waited for "
+    )
+    early = [verdict for verdict in verdicts if verdict.kind == "WAITING"]
+    assert early and early[0].next_kind == "STUCK"  # named within seconds, with the alarm to come
+
+
+def test_a_rank_that_works_on_another_machine_is_waited_for_however_long() -> None:
+    busy = FarRank(1, "demo-B", "reading data", "/me/train.py:9", False, 2.0)
+    verdicts = play(far_apart(busy), 300)
+    assert alarms(verdicts) == []
+    assert last(verdicts).text.startswith(
+        "rank 1 on demo-B has not arrived: reading data at /me/train.py:9; rank 0 has"
+    )
+    two_here = launched(rank(0), rank(1))
+    two_here.elsewhere = (FarRank(2, "demo-B", "reading data", "", False, 2.0),)
+    assert alarms(play(two_here, 300)) == []
+
+
+def test_a_machine_that_is_not_heard_of_is_named() -> None:
+    silent = FarRank(1, "demo-B", "waiting for other ranks (all_reduce)", "", True, 70.0)
+    found = last(play(far_apart(silent), WITHIN_S))
+    assert found.kind == "STUCK"
+    assert found.text.startswith("demo-B was last seen 1 min 10 s ago: that machine, or the network to it, is down; ")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import GpuReading, ProcessReading, RankPlace, TreeReading, Wait
+from jackline.supervisor.hang.sample import FarRank
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 
 
@@ -93,13 +94,15 @@ class World:
     late_s: float = 0.0
     stacks_every_s: int = 5
     tcp_bytes: int = 0
+    elsewhere: tuple[FarRank, ...] | None = None  # ranks of other machines
 
     def sample(self, second: int) -> Sample:
         tcp = None if self.tcp is None else {1: self.tcp_bytes}
         tree = TreeReading(self.at_s, tuple(process.reading() for process in self.processes), tcp)
         is_due = self.stacks_every_s and second % self.stacks_every_s == 2
         stacks = tuple(process.stack() for process in self.processes) if is_due else None
-        return Sample(self.at_s, self.late_s, tree, self.gpus, self.output_bytes, self.marks, stacks)
+        found = Sample(self.at_s, self.late_s, tree, self.gpus, self.output_bytes, self.marks, stacks)
+        return replace(found, elsewhere=self.elsewhere)
 
     def live(self, seconds: float = 1.0) -> None:
         self.at_s += seconds

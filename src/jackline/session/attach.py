@@ -49,7 +49,7 @@ from jackline.session.ranks import (
     load_together,
     make_engine,
     require_same_program,
-    restore_random,
+    restore_rank,
     settings_for,
     unwrapped,
 )
@@ -104,8 +104,8 @@ def attach(*, loader: Any = None, **given: Any) -> Run | OffRun:
         return OffRun(settings, state, values, loader)
     attached = join(settings, state, values, loader)
     attached.saver.takes_digests = attached.ranks is None
-    if attached.gpu.ranks is not None:
-        attached.gpu.ranks.wrappers = wrappers
+    if attached.ranks is not None:
+        attached.ranks.wrappers.extend(wrappers)
     try:
         _restore(attached)
     except BaseException as error:
@@ -275,7 +275,7 @@ def _restore(attached: Attachment) -> None:
     attached.feed.restore(session["feed"]["state"])
     attached.gpu.restore(session.get("safe_step"))
     attached.strange.restore(session)
-    if ranks is not None and (text := restore_random(ranks, attached.rng_state, session.get("ranks"), receipt.step)):
+    if ranks is not None and (text := restore_rank(ranks, attached.rng_state, session, receipt.step)):
         event("ranks", text, is_loud=ranks.is_first)
     report_resumed(attached, receipt, session)
 

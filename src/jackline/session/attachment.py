@@ -29,7 +29,7 @@ from jackline.session.metrics.pulse import Pulse
 from jackline.session.metrics.reporting import Reporter, say
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.phase import phase
-from jackline.session.ranks import Ranks, all_of, is_same_size, save_together
+from jackline.session.ranks import Ranks, all_of, describe_ranks, is_same_size, save_together
 from jackline.session.saving import roundtrip
 from jackline.session.saving.best import BestKeeper
 from jackline.session.saving.changes import Fingerprint
@@ -74,7 +74,7 @@ class Attachment:
     loose: Loose | None = None  # state of the loop that no checkpoint holds, during the first epoch of a new run
     ranks: Ranks | None = None  # None: a training of one process
     strange: Strange = field(default_factory=Strange)
-    random_of_ranks: list[dict[str, Any]] | None = None  # RNG states of all ranks at the save under way
+    of_ranks: dict[str, Any] = field(default_factory=dict)  # of all ranks, for the save under way
     is_over: bool = False
     pid: int = field(default_factory=os.getpid)
     _is_opened: bool = False
@@ -87,8 +87,7 @@ class Attachment:
         return self.home.run.name
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether the data reported that no further epoch will come (a stream that is read once)."""
+    def is_exhausted(self) -> bool:  # a stream that is read once: no further epoch will come
         return bool(getattr(self.feed, "is_exhausted", False))
 
     # -- progress ----------------------------------------------------------------------------------------------------
@@ -328,6 +327,8 @@ class Attachment:
         self._sizes = find_sizes(self.saver.state)
         if self.restored is not None:
             return
+        if self.ranks is not None:  # a resume may begin with what is saved here
+            self.of_ranks = describe_ranks(self.ranks, self.rng_state)
         self.saver.state["session"] = self._session_state()
         self.saver.state["values"] = dict(self.values)
         if not self.settings.verify or self.saver.why_off:
@@ -356,9 +357,8 @@ class Attachment:
             self.reporter.event("grown", text, is_loud=True)
 
     def _session_state(self, *, takes_back: bool = False) -> dict[str, Any]:
-        ranks = {} if self.random_of_ranks is None else {"ranks": self.random_of_ranks}
         return {
-            **ranks,
+            **self.of_ranks,
             "step": self.stepper.steps_done,
             "epoch": self.position.epoch,
             "batch": self.position.batch,

@@ -30,15 +30,28 @@ from jackline.checkpoint.state.load import Receipt
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.records.seen import read_skipped
 from jackline.session.attach import join, judge_changes, report_resumed
-from jackline.session.feeds.choose import choose_feed, feed_of_prepared
+from jackline.session.feeds.choose import choose_feed, divide_prepared, feed_of_prepared
 from jackline.session.feeds.feed import Feed
 from jackline.session.feeds.place import Place
 from jackline.session.home import command_line, refuse_to_begin_anew
 from jackline.session.metrics.reporting import say
 from jackline.session.mirrored import wait_mirrored
+from jackline.session.ranks import (
+    agree,
+    describe_ranks,
+    load_together,
+    restore_rank,
+    unwrapped,
+    wait_for_all,
+)
 from jackline.session.saving.changes import describe_program
+from jackline.session.saving.replicas import gather_objects, restore_replica
 from jackline.session.settings import split
 from jackline.session.stopping import Stopped, Unsaved
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _is_number(value: Any) -> bool:
@@ -57,6 +70,7 @@ class Driver:
                 "replay_every and on_spike need a loop whose steps and batches Jackline hands out",
                 hint="they are for own loops (run.steps(), run.safe_step()) and recipes; leave them out here",
             )
+        self._keeps_best = settings.keep_best is not None  # on rank 0; the others do not measure
         self._attached = join(settings, {}, {}, None)
         self._attached.fingerprint = {"schedule": {}}
         self._receipt: Receipt | None = None
@@ -72,6 +86,17 @@ class Driver:
     def folder(self) -> Path:
         """The run's folder."""
         return self._attached.home.run.path
+
+    @property
+    def num_ranks(self) -> int:
+        ranks = self._attached.ranks
+        return 1 if ranks is None else ranks.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, or the only process."""
+        ranks = self._attached.ranks
+        return ranks is None or ranks.is_first
 
     @property
     def should_stop(self) -> bool:
@@ -91,7 +116,18 @@ class Driver:
         if self._receipt is None or not isinstance(into["session"], dict):
             return None
         self._session = into["session"]
+        self._refuse_other_ranks()
         return dict(self._session.get("notes") or {})
+
+    def _refuse_other_ranks(self) -> None:
+        saved = self._session.get("ranks")
+        before, now = len(saved) if isinstance(saved, list) else 1, self.num_ranks
+        if before != now:
+            raise CannotResume(
+                f"it was saved with {_ranks(before)} and would resume with {_ranks(now)}: a framework's batch size "
+                "is that of one rank, so the batches would be others",
+                hint=f"start it with {_ranks(before)}; own loops (jackline.attach) and recipes take any number",
+            )
 
     @property
     def newest_step(self) -> int | None:
@@ -115,10 +151,11 @@ class Driver:
             settings = dataclasses.replace(settings, seed=seed)
         wrapped = getattr(loader, "base_dataloader", None)  # accelerate's loaders
         feed: Feed | None = None
+        ranks = self._attached.ranks
         if wrapped is not None:
-            feed = feed_of_prepared(loader, settings)
+            feed = feed_of_prepared(loader, settings) if ranks is None else divide_prepared(loader, settings, ranks)
         if feed is None:
-            feed = choose_feed(loader if wrapped is None else wrapped, settings, say)
+            feed = choose_feed(loader if wrapped is None else wrapped, settings, say, ranks, is_per_rank=True)
         self._attached.feed = feed
         self._program = describe_program({}, loader, command_line(), {})
         return feed
@@ -136,6 +173,8 @@ class Driver:
         receipt = self._load(whole, step=self._receipt.step)
         assert receipt is not None
         attached.restored = self._session = whole["session"]
+        if attached.ranks is not None:
+            restore_rank(attached.ranks, attached.rng_state, self._session, receipt.step)
         report_resumed(attached, receipt, self._session)
         return whole
 
@@ -187,7 +226,31 @@ class Driver:
         attached.stepper.go_on_from(step)
         attached.pulse.name, attached.pulse.total = "train", total
         now_s = attached.come_round()
-        return bool(attached.saver.why_due(step, now_s)) or self.should_stop or step == total
+        is_due = agree(attached, is_save_due=bool(attached.saver.why_due(step, now_s)))
+        return is_due or self.should_stop or step == total
+
+    def gather(self) -> None:
+        """All ranks: collect what each of them has for the next save, which rank 0 may make alone."""
+        attached = self._attached
+        if attached.ranks is not None:
+            attached.of_ranks = describe_ranks(attached.ranks, attached.rng_state)
+
+    def exchanges_by(self, wrapper: Any) -> None:
+        """Tell which DistributedDataParallel adds up the gradients, once `peek` has found a checkpoint or none."""
+        ranks = self._attached.ranks
+        if ranks is not None and unwrapped(wrapper) is not wrapper and wrapper not in ranks.wrappers:
+            ranks.wrappers.append(wrapper)
+            restore_replica(ranks, self._session)
+
+    def of_all_ranks(self, value: Any) -> list[Any]:
+        """What each rank gives here: plain values and tensors. All ranks call it."""
+        ranks = self._attached.ranks
+        return [value] if ranks is None else gather_objects(ranks, value)
+
+    def own_of(self, values: list[Any]) -> Any:
+        """This rank's, of what `of_all_ranks` has returned."""
+        ranks = self._attached.ranks
+        return values[0 if ranks is None else ranks.rank]
 
     def save(
         self,
@@ -204,6 +267,11 @@ class Driver:
         attached.position.epoch, attached.position.batch = place.epoch, place.batch
         session = {"step": step, **place.to_json(), "notes": dict(notes), "fingerprint": attached.fingerprint}
         session["complete"] = None if complete is None else dict(complete)
+        if attached.ranks is not None:
+            if not attached.of_ranks:
+                self.gather()
+            session |= attached.of_ranks
+            attached.of_ranks = {}
         self._is_over = complete is not None
         attached.saver.state = {**state, "random": attached.rng_state, "session": session, "values": {}}
         metrics = attached.best.label(attached.scalars.known_at(step), step)
@@ -222,6 +290,7 @@ class Driver:
         attached = self._attached
         step = attached.stepper.steps_done
         attached.saver.wait()  # the save under way is the one to resume from
+        wait_for_all(attached.ranks)  # a launcher ends the others as soon as the first one exits
         is_saved = attached.saver.last_step == step
         what = "saved" if is_saved else f"not saved; {attached.saver.what_stands(step)}"
         raise Stopped(f"{attached.stop.by}: stopped at step {step}, {what}")
@@ -240,8 +309,9 @@ class Driver:
             attached.best.measure(numbers[str(name)], step)
 
     def wants_best_saved(self, step: int) -> bool:
-        """Whether the `keep_best` metric was measured with this step's weights and is the best so far."""
-        return self._attached.best.wants_save(step)
+        """Whether the `keep_best` metric was measured with this step's weights and is the best so far (on rank 0)."""
+        ranks, is_wanted = self._attached.ranks, self._attached.best.wants_save(step)
+        return is_wanted if ranks is None or not self._keeps_best else ranks.agree(is_wanted)[0]
 
     def _save_last(self) -> None:
         """Save again what the framework gave last."""
@@ -250,7 +320,10 @@ class Driver:
         self._attached.saver.save(step, metrics=metrics, overlap=False, wait="durable")
 
     def _load(self, into: dict[str, Any], *, step: int | None = None) -> Receipt | None:
-        receipt = self._attached.saver.engine.load_newest(into, step=step)
+        ranks, engine = self._attached.ranks, self._attached.saver.engine
+        receipt = (
+            engine.load_newest(into, step=step) if ranks is None else load_together(ranks, engine, into, step=step)
+        )
         if receipt is None:
             refuse_to_begin_anew(self._attached.home, os.environ)
         return receipt
@@ -281,6 +354,8 @@ class Driver:
         error = wait_mirrored(attached, error)
         text = error.text if isinstance(error, Stopped) else text
         attached.end(error, text, is_complete=error is None)
+        if isinstance(error, Stopped) and not isinstance(error, Unsaved):
+            wait_for_all(attached.ranks)  # the end of rank 0 is written down by now
         is_ours = isinstance(error, Unsaved) and error.is_ours
         if error is not None and kind is None and not is_ours:
             raise error

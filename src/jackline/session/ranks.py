@@ -37,6 +37,7 @@ from jackline.data.loader.order import mix
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.session.home import Home, find_home
+from jackline.session.saving.replicas import describe_replicas, restore_replica
 from jackline.session.settings import Settings
 
 
@@ -49,6 +50,7 @@ class Ranks:
     group: Any
     is_sharded: bool = False  # FSDP2: every rank saves its part, and rank 0 commits them as one checkpoint
     is_told: list[bool] = field(default_factory=list)  # that the weights of the ranks differ
+    wrappers: list[Any] = field(default_factory=list)  # of DistributedDataParallel
 
     @property
     def is_first(self) -> bool:
@@ -99,8 +101,8 @@ def agree(attached: Any, *, is_save_due: bool) -> bool:
 
 def is_same_size(ranks: Ranks | None, restored: Mapping[str, Any] | None) -> bool:
     """Whether it resumes with as many ranks as it was saved with, so that this rank gets the same batches."""
-    before = len((restored or {}).get("ranks") or [0])
-    return restored is not None and before == (ranks.size if ranks is not None else 1)
+    size = ranks.size if ranks is not None else 1
+    return restored is not None and len(restored.get("ranks") or [0]) == size
 
 
 def join_ranks(environ: Mapping[str, str], state: Mapping[str, Any]) -> Ranks | None:
@@ -218,27 +220,29 @@ def _is_rank_argument(word: str) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return "nothing" if value is None else text if len(text := str(value)) <= 80 else text[:77] + "..."
 
 
-# -- RNG states ---------------------------------------------------------------------------------------------------
+# -- what a checkpoint has of each rank ----------------------------------------------------------------------------
 
 
-def gather_random(ranks: Ranks, random: ProcessRandom) -> list[dict[str, Any]]:
-    """The RNG states of all ranks, for rank 0's checkpoint."""
+def describe_ranks(ranks: Ranks, random: ProcessRandom) -> dict[str, Any]:
+    """For rank 0's checkpoint: the RNG states of all ranks, and what else each of them has of its own."""
     told = ranks.gather(json.dumps(random.state_dict(), default=lambda one: {"hex": bytes(one).hex()}))
-    return [json.loads(text, object_hook=_with_bytes) for text in told]
+    states = [json.loads(text, object_hook=_with_bytes) for text in told]
+    return {"ranks": states, **describe_replicas(ranks)}
 
 
 def _with_bytes(found: dict[str, Any]) -> Any:
     return bytes.fromhex(found["hex"]) if set(found) == {"hex"} else found
 
 
-def restore_random(ranks: Ranks, random: ProcessRandom, saved: Any, step: int) -> str:
+def restore_rank(ranks: Ranks, random: ProcessRandom, session: Mapping[str, Any], step: int) -> str:
     """Give this rank its own RNG states back; text where they are new, because there were fewer ranks."""
+    saved = session.get("ranks")
     if isinstance(saved, list) and len(saved) == ranks.size:
         random.load_state_dict(saved[ranks.rank])
+        restore_replica(ranks, session)
         return ""
     before = len(saved) if isinstance(saved, list) else 1
     if not ranks.is_first:
@@ -251,8 +255,10 @@ def restore_random(ranks: Ranks, random: ProcessRandom, saved: Any, step: int) -
 # -- loading and saving ---------------------------------------------------------------------------------------
 
 
-def load_together(ranks: Ranks, engine: Any, into: MutableMapping[str, Any]) -> load.Receipt | None:
-    """Rank 0 chooses the newest whole checkpoint and verifies all of it; every rank loads that one.
+def load_together(
+    ranks: Ranks, engine: Any, into: MutableMapping[str, Any], *, step: int | None = None
+) -> load.Receipt | None:
+    """Rank 0 chooses the newest whole checkpoint (or that of `step`) and verifies it; every rank loads that one.
 
     When one rank cannot, none resumes: each of them raises.
     """
@@ -260,7 +266,7 @@ def load_together(ranks: Ranks, engine: Any, into: MutableMapping[str, Any]) -> 
     problem: Exception | None = None
     if ranks.is_first:
         try:
-            receipt = engine.load_newest(into)
+            receipt = engine.load_newest(into, step=step)
         except Exception as error:
             problem = error
     told = ranks.from_first("" if receipt is None else str(receipt.name))
@@ -292,7 +298,7 @@ def save_together(attached: Any, save: Callable[..., bool], *, wait: Wait, again
         return save(wait, again)
     if alone:
         return False  # a part is worth nothing without the others
-    attached.random_of_ranks = gather_random(ranks, attached.rng_state)
+    attached.of_ranks = describe_ranks(ranks, attached.rng_state)
     if not ranks.is_sharded:
         _compare_replicas(attached)
         return save(wait, again)

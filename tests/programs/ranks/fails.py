@@ -37,6 +37,8 @@ def fail():
         import ctypes
 
         ctypes.string_at(0)
+    if kind == "abort":
+        os.abort()
     if kind == "file":
         open("/no/such/data.bin", "rb")
 

@@ -1,7 +1,7 @@
 """What the scripts share: the cell they are, small data, a model, and how they end or are ended.
 
 A cell is JSON in $CELL. $DIE is "kill:7" or "term:7": at the end of step 7 the script sends itself that signal. Every
-sample that is trained on goes into samples.jsonl, with its process and step.
+sample that is trained on goes into samples.jsonl, with its process and step. Of several ranks the last is signalled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ CELL = {
     **json.loads(os.environ["CELL"]),
 }
 EXTRA, ACCUMULATE, WORKERS = CELL["extra"], CELL["accumulate"], CELL["workers"]
-SAMPLES, BATCH, EPOCHS = 26, 2, 3
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+SAMPLES, BATCH, EPOCHS = CELL.get("samples", 26), 2, 3
 torch.set_num_threads(1)
-torch.manual_seed(0)
+torch.manual_seed(10 * RANK)  # many scripts seed each rank differently, for dropout
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -100,13 +101,15 @@ class Net(torch.nn.Module):
 def note(step: int, batch: dict) -> None:
     """This batch belongs to the step after `step`."""
     numbers = [int(number) for number in batch["number"]]
-    with open("samples.jsonl", "a") as file:
+    with open(f"samples-{RANK}.jsonl" if RANK else "samples.jsonl", "a") as file:
         file.write(json.dumps([os.getpid(), step, numbers]) + "\n")
 
 
 def perhaps_die(step: int) -> None:
     how, _, at = os.environ.get("DIE", "").partition(":")
-    if at and step >= int(at):  # where several optimizers step, the count may pass over the number
+    if (
+        at and step >= int(at) and RANK == RANKS - 1
+    ):  # where several optimizers step, the count may pass over the number
         os.environ["DIE"] = ""
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[how])
 

@@ -11,6 +11,7 @@ from common import (
     CELL,
     EPOCHS,
     EXTRA,
+    RANKS,
     SAMPLES,
     WORKERS,
     Net,
@@ -153,6 +154,8 @@ extra_callbacks = {
 }
 callbacks = [*extra_callbacks.get(EXTRA, list)(), JacklineCallback(io), Last()]
 options = {"max_epochs": EPOCHS}
+if RANKS > 1:
+    options.update(devices=RANKS, strategy=EXTRA or "ddp")
 if EXTRA in ("iterable", "stateful stream", "max_steps"):
     options.update(max_steps=20, max_epochs=-1)
 if EXTRA in ("val_check_interval", "early stopping", "model checkpoint"):

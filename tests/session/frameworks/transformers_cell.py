@@ -7,6 +7,7 @@ from common import (
     CELL,
     EPOCHS,
     EXTRA,
+    RANKS,
     SAMPLES,
     WORKERS,
     Net,
@@ -110,6 +111,8 @@ data = {"iterable": Streamed, "stateful stream": StatefulStream}.get(EXTRA, Leng
 callbacks = {"counting callback": [Counting()], "average callback": [Average()], "short epochs": [ShortEpochs()]}
 callbacks = callbacks.get(EXTRA, [])
 options = {"eval_strategy": "epoch", "metric_for_best_model": "eval_loss"}
+if RANKS > 1:
+    options["ddp_backend"] = "gloo"
 if EXTRA == "early stopping":
     callbacks = [EarlyStoppingCallback(2, 0.05)]
     options.update(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import click
 
@@ -50,6 +51,11 @@ def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> i
         is_adopted = read_start(run.attempt(status.attempt)).is_adopted
         end = "" if is_adopted else f"; `jackline stop {run.name}` ends it"
         tell(f"Ctrl-C leaves the view and the run continues{end}")
+        if run.job_file.is_file():
+            from jackline.cli.text.ranks import job_lines
+
+            for line in job_lines(str(run.path), status.supervisor_state.ranks, time.time()):
+                tell(line)
     else:
         tell(f"run '{run.name}' is not running: it {status.end_words}; this is what it printed last")
     attempt = run.attempt(status.attempt)

@@ -118,9 +118,20 @@ def _show_live(run: RunDir, status: RunStatus, child: ProcessId, look_s: float, 
         lines.append(verdict_words(look.verdict, look.looked_s))
     lines += memory_section(read_session(run), status.supervisor_state, status.attempt)
     lines += look_lines(look, show_all=wanted["show_all"])
+    lines += _job_section(run, status)
     lines += evidence_section(evidence) if wanted["with_evidence"] else []
     clue = explain_log(run.out_log)
     _print([*lines, *([f"note: {clue}"] if clue else []), f"run folder: {run.path}"])
+
+
+def _job_section(run: RunDir, status: RunStatus) -> list[str]:
+    """Of a job of several machines: what the ranks of all of them do."""
+    if not run.job_file.is_file():
+        return []
+    from jackline.cli.text.ranks import job_lines
+
+    lines = job_lines(str(run.path), status.supervisor_state.ranks, time.time())
+    return ["", "The whole job", *(f"  {line}" for line in lines)] if lines else []
 
 
 def _show_last_verdict(run: RunDir, status: RunStatus, *, with_evidence: bool, path: Path | None) -> None:

@@ -24,6 +24,7 @@ from jackline.cli.text.status import (
     numbers_line,
     progress_line,
     progress_words,
+    rank_rows,
     rates_line,
     saved_line,
     time_left_words,
@@ -253,6 +254,8 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
     yield "numbers", numbers_line(view)
     if view.is_live:
         yield "verdict", verdict_line(view)
+        for line in rank_rows(view):
+            yield "ranks", line
     for entry in view.state.protections_off:
         yield "off", safe_text(entry, 200)
     yield "log", f"{safe_text(view.log.path, 400)}; {view.log_verdict.text}"

@@ -1,7 +1,7 @@
 """The ranks of a distributed job as text: grouped by what they do, the smallest group first.
 
-A job of several machines has a run on each of them, in a folder that all see. Each run knows its own ranks, so the
-table of the whole job is read from all of them (`ranks_of_job`).
+A job of several machines has a run on each of them. Each run knows its own ranks, so the table of the whole job is
+read from all of them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from jackline.cli.text.safety import safe_text
-from jackline.rundir.access.reading import read_json
-from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode
-from jackline.rundir.records.ranks import RankRecord
-from jackline.rundir.records.supervisor import read_supervisor
+from jackline.rundir.records.ranks import RankRecord, machines_of_job
 from jackline.units import format_duration, rank_words
 
 _MOST_GROUPS = 8
-_MOST_MACHINES = 256
 _STALE_S = 30.0
 
 
@@ -49,7 +45,7 @@ def _place(record: RankRecord) -> str:
 def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[str]:
     """The ranks of the whole job, and which machine has which of them. A machine that is not heard of any more keeps
     its line, but its ranks are no longer counted as what the job does."""
-    machines = ranks_of_job(Path(path))
+    machines = machines_of_job(Path(path))
     if len(machines) < 2:
         return rank_lines(own)
     found: dict[int, dict[str, Any]] = {}
@@ -63,17 +59,3 @@ def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[st
         if age_s <= _STALE_S:
             found.update({int(one["rank"]): one for one in ranks if int(one.get("rank") or 0) in numbers})
     return [*rank_lines(list(found.values())), f"machines: {'; '.join(told)}"]
-
-
-def ranks_of_job(path: Path) -> list[tuple[str, float, tuple[dict[str, Any], ...]]]:
-    """(run, when its supervisor wrote last, its ranks) of every run of the same job in this folder."""
-    job = read_json(RunDir(path).job_file)
-    if not isinstance(job, dict):
-        return []
-    found = []
-    for place in sorted(path.parent.iterdir())[:_MOST_MACHINES]:
-        run = RunDir(place)
-        if run.job_file.is_file() and read_json(run.job_file) == job:
-            record = read_supervisor(run)
-            found.append((place.name, record.at_s or 0.0, record.ranks))
-    return found

@@ -55,7 +55,7 @@ def _live_lines(view: RunView) -> list[str]:
         ("saved", saved_line(view)),
         ("numbers", numbers_line(view)),
         ("now", now_line(view)),
-        *[("ranks", line) for line in _rank_lines(view)],
+        *[("ranks", line) for line in rank_rows(view)],
         ("verdict", verdict_line(view)),
         ("memory", memory_line(view)),
         *[(f"gpu {index}", line) for index, line in gpu_lines(view)],
@@ -74,7 +74,8 @@ def _live_lines(view: RunView) -> list[str]:
     return lines
 
 
-def _rank_lines(view: RunView) -> list[str]:
+def rank_rows(view: RunView) -> list[str]:
+    """What the ranks do, of all machines of the job; nothing for one process."""
     if not view.state.ranks:
         return []
     from jackline.cli.text.ranks import job_lines  # only a distributed job pays for it
@@ -193,7 +194,7 @@ def _is_stuck(view: RunView) -> bool:
 
 def limit_line(view: RunView) -> str:
     """When its time is over, and whether it is done before; '' without a limit."""
-    from jackline.review.limits import limit_lines  # as in `_rank_lines`: not for `status --json`
+    from jackline.review.limits import limit_lines  # as in `rank_rows`: not for `status --json`
 
     lines = limit_lines(view.state.time_limit, view.progress, view.now_s, is_saving=view.session.is_there)
     return safe_text("; ".join(reversed(lines)), 300)

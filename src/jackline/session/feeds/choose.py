@@ -30,9 +30,12 @@ def whole_batches(loader: Any) -> Any:
     return loader
 
 
-def choose_feed(loader: Any, settings: Settings, say: Say, ranks: Any = None) -> Feed:
-    """The feed for `loader`. Nothing is read from it yet. Of several ranks each gets its share of every batch."""
-    feed = _choose(loader, settings, say) if ranks is None else _shared(loader, settings, ranks)
+def choose_feed(loader: Any, settings: Settings, say: Say, ranks: Any = None, *, is_per_rank: bool = False) -> Feed:
+    """The feed for `loader`. Nothing is read from it yet. Of several ranks each gets its share of every batch.
+
+    `is_per_rank`: the batch size is that of one rank, as frameworks take it.
+    """
+    feed = _choose(loader, settings, say) if ranks is None else _shared(loader, settings, ranks, is_per_rank)
     feed_settings: Any = feed
     if hasattr(feed, "on_difference"):
         feed_settings.on_difference, feed_settings.say = judge_difference(settings, say), say
@@ -70,7 +73,7 @@ def _choose(loader: Any, settings: Settings, say: Say) -> Feed:
     return SkippingFeed(loader, seed=seed, say=say)
 
 
-def _shared(loader: Any, settings: Settings, ranks: Any) -> Feed:
+def _shared(loader: Any, settings: Settings, ranks: Any, is_per_rank: bool) -> Feed:
     """The position in the run decides which samples a batch has, not the rank: with any number of ranks the batches
     are the same. A plain loader describes the batch of all ranks; with torch's DistributedSampler, as in torch, the
     batch of one rank."""
@@ -80,7 +83,9 @@ def _shared(loader: Any, settings: Settings, ranks: Any) -> Feed:
         return _choose(loader, settings, lambda text: None)
     own = loader.make_feed() if callable(getattr(loader, "make_feed", None)) else None
     if isinstance(own, MapFeed) and isinstance(own.batches, SeekableBatches) and own.batches.batch_size is not None:
-        own.batches.divide(ranks.rank, ranks.size, is_per_rank=False)  # jackline.Loader
+        is_per_rank = getattr(loader, "is_per_rank", is_per_rank)  # of a loader that Accelerate has prepared
+        own.batches.seed = _common_seed(own.batches.seed, ranks)
+        own.batches.divide(ranks.rank, ranks.size, is_per_rank=is_per_rank)  # jackline.Loader
         return own
     sampler: Any = getattr(loader, "sampler", None)
     is_divided = type(sampler) is DistributedSampler and sampler.dataset is loader.dataset
@@ -95,10 +100,15 @@ def _shared(loader: Any, settings: Settings, ranks: Any) -> Feed:
         )
     seed = sampler.seed if is_divided and settings.seed is None else choose_seed(loader, settings)
     is_shuffled = sampler.shuffle if is_divided else _is_shuffle(sampler)
-    feed = _seekable_feed(loader, settings, seed, is_shuffled=is_shuffled)
+    feed = _seekable_feed(loader, settings, _common_seed(seed, ranks), is_shuffled=is_shuffled)
     assert isinstance(feed.batches, SeekableBatches)
-    feed.batches.divide(ranks.rank, ranks.size, is_per_rank=is_divided)
+    feed.batches.divide(ranks.rank, ranks.size, is_per_rank=is_divided or is_per_rank)
     return feed
+
+
+def _common_seed(seed: int, ranks: Any) -> int:
+    """Rank 0's: many scripts seed each rank differently, for dropout, and the ranks divide one order of the data."""
+    return int(ranks.from_first(str(seed)))
 
 
 def choose_seed(loader: Any, settings: Settings, sampler: Any = None) -> int:
@@ -142,17 +152,40 @@ def _is_shuffle(sampler: Any) -> bool:
     )
 
 
+def divide_prepared(loader: Any, settings: Settings, ranks: Any) -> MapFeed:
+    """This rank's feed for a loader that accelerate has divided among several ranks."""
+    feed = feed_of_prepared(loader, settings) if _is_divided_by_accelerate(loader) else None
+    if feed is None or not isinstance(feed.batches, SeekableBatches):
+        raise UsageError(
+            f"{type(loader).__name__} of {type(loader.dataset).__name__} cannot be divided among {ranks.size} ranks",
+            hint="a DataLoader over map-style data with batch_size=, shuffle= and no sampler of its own; without "
+            "dispatch_batches",
+        )
+    feed.batches.divide(ranks.rank, ranks.size, is_per_rank=not loader.batch_sampler.split_batches)
+    return feed
+
+
+def _is_divided_by_accelerate(loader: Any) -> bool:
+    kind = type(loader.batch_sampler)
+    return (kind.__module__, kind.__name__) == ("accelerate.data_loader", "BatchSamplerShard")
+
+
 def feed_of_prepared(loader: Any, settings: Settings) -> MapFeed | None:
     """The feed for a loader that a framework has wrapped (accelerate's are no plain DataLoaders).
 
-    None for iterable data. A plain order is replaced by ours; the indices of any other sampler are replayed.
+    None for iterable data. A plain order is replaced by ours; the indices of any other sampler are replayed. Of a
+    loader for one of several ranks it is the feed of all ranks together.
     """
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__getitem__"):
         return None
     # A wrapped loader was built with a batch sampler only; the `sampler` it shows is not used.
     batch_sampler = loader.batch_sampler
+    if _is_divided_by_accelerate(loader):
+        batch_sampler = batch_sampler.batch_sampler
     sampler = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
     seed = choose_seed(loader, settings, sampler)
+    if settings.seekable and is_plain_order(loader.dataset, batch_sampler, sampler):
+        return _seekable_feed(loader, settings, seed, is_shuffled=_is_shuffle(sampler))
     feed = _map_feed(loader, settings, seed, sampler)
     if isinstance(feed.batches, ReplayedBatches):
         feed.batches.on_difference = judge_difference(settings, say_line)

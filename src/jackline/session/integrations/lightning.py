@@ -15,6 +15,7 @@ leaves out is in lightning_state.py. Files at paths that Lightning names (ModelC
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from jackline.session.integrations.lightning_state import (
     LeftOut,
     choose_batches,
     describe_trainer,
+    join_early,
     limits_of,
     refuse_unsupported,
 )
@@ -44,6 +46,8 @@ class JacklineIO(CheckpointIO):
     """Stores the checkpoints that Jackline asks for in the run's own folder, and all others where Lightning wants."""
 
     def __init__(self, **settings: Any) -> None:
+        if not is_off():
+            join_early(os.environ)
         self.driver = None if is_off() else Driver(**settings)
         self.next_save: tuple[Place, dict[str, Any] | None] = (Place(), None)  # position; what `complete` means
         self._here = Path() if self.driver is None else self.driver.folder
@@ -54,7 +58,9 @@ class JacklineIO(CheckpointIO):
         if self.driver is None or self.driver.peek() is None:
             return None
         path = self._here / "lightning-resume.json"
-        atomic.write_json(path, {_MARK: self.driver.newest_step})
+        if self.driver.is_first:
+            atomic.write_json(path, {_MARK: self.driver.newest_step})
+        self.driver.of_all_ranks(None)  # the others read what rank 0 has written
         return str(path)
 
     @property
@@ -112,7 +118,7 @@ class JacklineCallback(Callback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._driver is None or stage != "fit":
             return
-        refuse_unsupported(trainer, pl_module)
+        refuse_unsupported(trainer, pl_module, self._driver.num_ranks)
         self._left_out = None
         source = trainer.fit_loop._data_source
         source.dataloader = functools.partial(self._make_loader, trainer, source)
@@ -127,7 +133,8 @@ class JacklineCallback(Callback):
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if self._driver is None or not trainer.training:
             return
-        self._restored = checkpoint.get(_OURS, {})
+        found = checkpoint.get(_OURS, {})
+        self._restored = self._driver.own_of(found["ranks"]) if "ranks" in found else found
         if self._driver.is_complete(limits_of(trainer)) and self._restored.get("is_boundary"):
             self._driver.report_complete(int(checkpoint["global_step"]))
             trainer.should_stop = True
@@ -142,6 +149,7 @@ class JacklineCallback(Callback):
                 f"run '{driver.name}' has a checkpoint of step {driver.newest_step}, but fit() starts at step 0",
                 hint="trainer.fit(..., ckpt_path=io.resume_path()), or JacklineIO(new=True) for another run",
             )
+        driver.exchanges_by(trainer.strategy.model)
         driver.compare(**describe_trainer(trainer))
         driver.__enter__()
         self._left_out = LeftOut(trainer, pl_module)
@@ -182,10 +190,14 @@ class JacklineCallback(Callback):
             self._driver.leave()
 
     def _save(self, trainer: Any, place: Place, complete: dict[str, Any] | None = None) -> None:
+        assert self._driver is not None
         self._io.next_save = (place, complete)
         self._is_boundary = True
+        self._driver.gather()  # Lightning lets rank 0 alone store what all ranks have made
         try:
             trainer.save_checkpoint(self._io.scratch_path)
+            if not self._driver.is_first:
+                self._driver.save({}, {}, place, complete=complete)
         finally:
             self._is_boundary = False
 
@@ -210,7 +222,8 @@ class JacklineCallback(Callback):
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         if self._driver is not None and self._left_out is not None and self._batches is not None:
             part = {**self._left_out.read(self._driver.report), "place": self._batches.place.to_json()}
-            checkpoint[_OURS] = {**part, "is_boundary": self._is_boundary}
+            part = {**part, "is_boundary": self._is_boundary}
+            checkpoint[_OURS] = part if self._driver.num_ranks == 1 else {"ranks": self._driver.of_all_ranks(part)}
             # Lightning alone would look for a loader with a state to put this into.
             checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
 

@@ -9,7 +9,7 @@ compared; and the training loader that Lightning iterates, over one of Jackline'
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -115,12 +115,37 @@ class _ResumedResults(_ResultCollection):
         super().reset(*more, **options)
 
 
-def refuse_unsupported(trainer: Any, module: Any) -> None:
-    """Raise UsageError for what could not be resumed exactly, by the name the user knows."""
-    if trainer.world_size > 1:
+def join_early(environ: Mapping[str, str]) -> None:
+    """Let the ranks of torchrun meet: Lightning does that in `fit` only, and uses the group that it finds."""
+    size = environ.get("WORLD_SIZE", "1")
+    is_launched = "MASTER_ADDR" in environ and "RANK" in environ and size.isdigit() and int(size) > 1
+    if is_launched and torch.distributed.is_available() and not torch.distributed.is_initialized():
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+
+def _refuse_ranks(trainer: Any, num_ranks: int) -> None:
+    way = type(trainer.strategy).__name__
+    if trainer.world_size != num_ranks:
         raise UsageError(
-            f"JacklineIO does not know how to save {trainer.world_size} ranks yet", hint="Trainer(devices=1)"
+            f"Lightning trains with {trainer.world_size} ranks, and JacklineIO was made in a job of {num_ranks}",
+            hint=f"start them with torchrun --nproc-per-node {trainer.world_size}, or Trainer(devices=1)",
         )
+    if num_ranks > 1 and way != "DDPStrategy":
+        raise UsageError(
+            f"JacklineIO does not know how to save {num_ranks} ranks of {way}", hint='Trainer(strategy="ddp")'
+        )
+    if num_ranks > 1 and not trainer._accelerator_connector.use_distributed_sampler:
+        raise UsageError(
+            "use_distributed_sampler=False leaves it to the loader what each rank gets, and JacklineIO divides it",
+            hint="leave use_distributed_sampler out",
+        )
+
+
+def refuse_unsupported(trainer: Any, module: Any, num_ranks: int) -> None:
+    """Raise UsageError for what could not be resumed exactly, by the name the user knows."""
+    _refuse_ranks(trainer, num_ranks)
     for callback in trainer.callbacks:
         for kind in type(callback).__mro__:
             if kind.__name__ in _REFUSED:

@@ -90,6 +90,7 @@ def refuse_unsupported(trainer: Any, more: tuple[Any, ...], options: dict[str, A
     for word, is_used in (
         ("deepspeed", bool(getattr(trainer, "is_deepspeed_enabled", False))),
         ("fsdp", bool(getattr(trainer, "is_fsdp_enabled", False))),
+        ("tensor parallelism", bool(getattr(trainer, "is_tp_enabled", False))),
     ):
         if is_used:
             raise UsageError(

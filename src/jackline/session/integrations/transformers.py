@@ -179,9 +179,11 @@ class Link(TrainerCallback):
         if notes is None:
             return None
         self._notes = notes
-        folder = folder_inside(driver.folder / _RESUME, only=_STATE)  # Trainer would unpickle what is in it
-        atomic.write_json(folder / _STATE, notes["trainer"])
-        self.resumed_from = str(folder)
+        if driver.is_first:
+            folder = folder_inside(driver.folder / _RESUME, only=_STATE)  # Trainer would unpickle what is in it
+            atomic.write_json(folder / _STATE, notes["trainer"])
+        driver.of_all_ranks(None)  # the others read what rank 0 has written
+        self.resumed_from = str(driver.folder / _RESUME)
         return self.resumed_from
 
     def make_loader(self, loader: Any) -> Any:
@@ -193,7 +195,9 @@ class Link(TrainerCallback):
     def make_evaluation_loader(self, loader: Any) -> Any:
         trainer = self._trainer
         seed = mix(trainer.args.seed, trainer.state.global_step)
-        feed = feed_of_prepared(loader, Settings(seed=seed)) if hasattr(loader, "base_dataloader") else None
+        is_alone = self._driver.num_ranks == 1  # else accelerate has divided it, and the RNG states decide
+        is_ours = is_alone and hasattr(loader, "base_dataloader")
+        feed = feed_of_prepared(loader, Settings(seed=seed)) if is_ours else None
         return loader if feed is None else trainer.accelerator.prepare_data_loader(feed.loader)
 
     def find_position(self, found: tuple[int, int]) -> tuple[int, int]:
@@ -207,10 +211,13 @@ class Link(TrainerCallback):
         return (state.num_train_epochs, 0) if self._is_done else (driver.place.epoch, driver.place.batch)
 
     def load(self) -> None:
-        self._kept = (self._driver.load({**self._parts(), "callbacks": None}) or {}).get("callbacks")
+        self._driver.exchanges_by(self._trainer.model_wrapped)
+        kept = (self._driver.load({**self._parts(), "callbacks": None}) or {}).get("callbacks")
+        self._kept = self._driver.own_of(kept["ranks"]) if isinstance(kept, dict) and "ranks" in kept else kept
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """The last callback: all others have seen the beginning of training."""
+        self._driver.exchanges_by(self._trainer.model_wrapped)
         self._callbacks = CallbackStates(self._trainer)
         if self._is_done:
             self._driver.report_complete(state.global_step)
@@ -291,6 +298,8 @@ class Link(TrainerCallback):
             "control": dataclasses.asdict(trainer.control),
             "counters": {word: getattr(trainer, word) for word in _COUNTERS if hasattr(trainer, word)},
         }
+        if driver.num_ranks > 1:  # each rank adds up its own losses
+            kept = {"ranks": driver.of_all_ranks(kept)}
         parts = {**self._parts(), "callbacks": kept}
         driver.save(parts, notes, place, wait="never" if complete is None else "durable", complete=complete)
 

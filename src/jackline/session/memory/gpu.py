@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class GradientRanks:
 
     ranks: Ranks
     modules: Sequence[nn.Module]
-    wrappers: list[Any] = field(default_factory=list)  # of DistributedDataParallel
 
     @property
     def size(self) -> int:
@@ -74,7 +73,7 @@ class GradientRanks:
     @contextlib.contextmanager
     def without_sync(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for wrapper in self.wrappers:
+            for wrapper in self.ranks.wrappers:
                 # After an error the ranks may differ in whether the next pass begins with an exchange of buffers.
                 wrapper.require_forward_param_sync = True
                 stack.enter_context(wrapper.no_sync())

@@ -21,10 +21,11 @@ from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading
 from jackline.rundir import atomic
 from jackline.rundir.access.writing import open_own
-from jackline.rundir.layout import AttemptDir
+from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.fields import decode, encode
-from jackline.rundir.records.ranks import RankRecord
+from jackline.rundir.records.ranks import WAITING, RankRecord, machines_of_job
 from jackline.supervisor.hang.ranks import collective_at, find_ranks
+from jackline.supervisor.hang.sample import FarRank
 from jackline.supervisor.output.room import punch
 
 _MOST_RECORDS = 256
@@ -32,6 +33,7 @@ _MOST_TAILS = 16
 _TAIL_LINES = 120
 _KEPT_BYTES = 64 << 20  # of a rank's output; the same as of raw.out
 _ROOM_EVERY_S = 10.0
+_FAR_EVERY_S = 5.0  # the folder may be on a network
 
 StackOf = Callable[[int], ProcessStack | None]
 
@@ -51,8 +53,11 @@ class Seen:
 class RankWatch:
     """Live state of the ranks of one attempt; empty for a job of one process."""
 
-    def __init__(self, attempt: AttemptDir) -> None:
+    def __init__(self, attempt: AttemptDir, run: RunDir) -> None:
         self._attempt = attempt
+        self._run = run
+        self._far: tuple[FarRank, ...] | None = None
+        self._next_far_s = 0.0
         self._seen: dict[int, Seen] = {}
         self._files: list[tuple[int, Path]] = []
         self._holes: dict[int, int] = {}
@@ -68,6 +73,15 @@ class RankWatch:
         if found:
             self._files = [(rank, self._attempt.rank_out(rank)) for rank in self._seen]
             self._make_room()
+
+    def elsewhere(self) -> tuple[FarRank, ...] | None:
+        """The ranks of other machines, where all machines share the folder of the job's runs."""
+        num_here = sum(1 for seen in self._seen.values() if not seen.is_gone)
+        now_s = time.monotonic()
+        if num_here and max(seen.world_size for seen in self._seen.values()) > num_here and now_s >= self._next_far_s:
+            self._next_far_s = now_s + _FAR_EVERY_S
+            self._far = far_ranks(self._run, time.time())
+        return self._far
 
     def output_bytes(self) -> int:
         """Bytes that the ranks with files of their own have written so far."""
@@ -121,10 +135,26 @@ def look_at_ranks(
         doing = describe(stack, process.wait, process.comm)
         collective = collective_at(stack, process.wait)
         is_waiting = collective and process.wait.kind not in ("stopped", "zombie")
-        what = f"waiting for other ranks ({collective})" if is_waiting else doing.what
+        what = f"{WAITING} ({collective})" if is_waiting else doing.what
         world_size = process.rank.world_size if process.rank else len(found)
         seen[rank] = Seen(rank, world_size, process.pid, what, doing.frame)
     return seen
+
+
+def far_ranks(run: RunDir, now_s: float) -> tuple[FarRank, ...] | None:
+    """None where this run is not one of a job of several machines."""
+    machines = [one for one in machines_of_job(run.path) if one[0] != run.name]
+    if not machines:
+        return None
+    found = []
+    for name, at_s, ranks in machines:
+        for record in (decode(RankRecord, one) for one in ranks):
+            if record.rank is not None and not record.is_gone:
+                place = f"{record.file}:{record.line}" if record.file and record.line is not None else ""
+                what = record.what or "running"
+                age_s = max(0.0, now_s - at_s)
+                found.append(FarRank(record.rank, name, what, place, what.startswith(WAITING), age_s))
+    return tuple(found)
 
 
 def rank_record(seen: Seen) -> RankRecord:

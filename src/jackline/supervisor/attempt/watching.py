@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from jackline.diagnosis.doing import Doing, describe, outermost
@@ -83,7 +83,7 @@ class AttemptWatch:
         self._waker = Waker([tail.path for tail in self.tails.values()], command.ends)
         self.memory = MemoryWatch(command.child.pid)
         self.hang = HangWatch(command.attempt, options, events)
-        self.ranks = RankWatch(command.attempt)
+        self.ranks = RankWatch(command.attempt, run)
         self.tree = TreeReading(0.0)
         self.rates = Rates()
         self.gpus: tuple[GpuReading, ...] = ()
@@ -317,6 +317,7 @@ class AttemptWatch:
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values()) + self.ranks.output_bytes()
         sample = self.hang.make_sample(now_s, late_s, self.tree, self.gpus, (output_bytes, self.marks))
+        sample = replace(sample, elsewhere=self.ranks.elsewhere())
         self.hang.judge_sample(sample)
         self._describe()
 

@@ -80,6 +80,7 @@ _MOVES_S = 10.0  # a rank whose processes have moved within this time works
 _TRAFFIC_BYTES_PER_S = 64_000.0
 _TRAFFIC_CORES = 0.1
 _MOST_GROUPS = 4
+_SILENT_S = 30.0  # a supervisor writes every second, and a network folder may lag
 _ONE_SIDED = {
     "recv": "each of them receives and none sends; let one send first, or use batch_isend_irecv",
     "send": "each of them sends and none receives; let one receive first, or use batch_isend_irecv",
@@ -130,7 +131,8 @@ def collective(scene: Scene) -> Verdict | None:
     ranks = standing_ranks(scene)
     inside = [one for one in ranks if one.collective]
     gone = sorted(scene.state.ranks - {one.rank for one in ranks})
-    if not inside or len(ranks) + len(gone) < 2:
+    num_far = _world_size(ranks) - len(ranks) - len(gone)
+    if not inside or (len(ranks) + len(gone) < 2 and num_far < 1):
         return None
     since_s = max(one.view.moved_at_s for one in inside)
     if scene.now_s - since_s < scene.limits.waiting_after_s:
@@ -144,7 +146,46 @@ def collective(scene: Scene) -> Verdict | None:
         return Verdict("BUSY", "WAITING_RANKS", since_s, text, frame_of(scene.leader), pid)
     if not outside and not gone and _is_exchanging(scene):
         return None
+    if not outside and not gone and num_far > 0:
+        return _between_machines(scene, inside)
     return _standstill(scene, inside, outside, gone)
+
+
+def _world_size(ranks: Sequence[Standing]) -> int:
+    return max((one.view.reading.rank.world_size for one in ranks if one.view.reading.rank), default=0)
+
+
+def _between_machines(scene: Scene, inside: list[Standing]) -> Verdict | None:
+    """All ranks of this machine wait for ranks of others. What those do is known where the machines share a folder.
+    A rank that works there is waited for; its own supervisor judges it."""
+    far = scene.state.sample.elsewhere
+    if not far:
+        return None
+    since_s = max(one.view.moved_at_s for one in inside)
+    for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / 3)
+    here, leader = _inside_text(inside, for_s), inside[0].view
+    late = sorted({(one.machine, one.age_s) for one in far if one.age_s > _SILENT_S})
+    away = [one for one in far if not one.is_waiting and one.age_s <= _SILENT_S]
+    if late:
+        words = ", ".join(f"{name} was last seen {format_duration(age_s)} ago" for name, age_s in late[:_MOST_GROUPS])
+        text = f"{words}: that machine, or the network to it, is down; {here}"
+    elif away:
+        one = away[0]
+        at = f" at {one.place}" if one.place else ""
+        text = f"rank {one.rank} on {one.machine} has not arrived: {one.what}{at}; {here}"
+        return Verdict("BUSY", "WAITING_RANKS", since_s, text, frame_of(leader), leader.reading.pid)
+    else:
+        names = ", ".join(sorted({one.machine for one in far})[:_MOST_GROUPS])
+        text = (
+            f"all ranks wait for one another, here and on {names}: the network between the machines is cut, or the "
+        )
+        text += f"ranks call with different shapes, dtypes or groups; {here}"
+    frame, pid = frame_of(leader), leader.reading.pid
+    if for_s >= limit_s:
+        return Verdict("STUCK", "STUCK_RANKS", since_s, text, frame, pid)
+    next_in_s = max(1.0, limit_s - for_s)
+    text += f"; if nothing changes, an alarm in {format_duration(next_in_s)}"
+    return Verdict("WAITING", "WAITING_RANKS", since_s, text, frame, pid, "STUCK", next_in_s)
 
 
 def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], gone: list[int]) -> Verdict:

@@ -11,6 +11,18 @@ from jackline.supervisor.stacks.flight import Flight
 
 
 @dataclass(frozen=True, slots=True)
+class FarRank:
+    """A rank of the same job on another machine, as the supervisor there saw it `age_s` ago."""
+
+    rank: int
+    machine: str
+    what: str
+    place: str
+    is_waiting: bool  # in a collective
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """All readings at one time. `stacks` is set only if stacks were taken then; `late_s` is how late the supervisor
     took it (large after a suspend); `marks` counts signs of progress: bars, protocol lines, checkpoints. `disturbed`
@@ -29,3 +41,4 @@ class Sample:
     was_asked: bool = False
     deadlock: Deadlock | None = None
     flight: Flight | None = None
+    elsewhere: tuple[FarRank, ...] | None = None  # ranks of other machines; None: not known
