@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
+from jackline import accelerator
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import UsageError
 from jackline.session.driver import Driver
@@ -120,9 +121,10 @@ def join_early(environ: Mapping[str, str]) -> None:
     size = environ.get("WORLD_SIZE", "1")
     is_launched = "MASTER_ADDR" in environ and "RANK" in environ and size.isdigit() and int(size) > 1
     if is_launched and torch.distributed.is_available() and not torch.distributed.is_initialized():
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        if accelerator.is_available():
+            number = int(environ.get("LOCAL_RANK", "0")) % accelerator.count()
+            accelerator.use(torch.device(accelerator.device_type(), number))
+        torch.distributed.init_process_group()  # gloo, and what there is for the GPUs
 
 
 def _refuse_ranks(trainer: Any, num_ranks: int) -> None:

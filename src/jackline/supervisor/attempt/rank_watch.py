@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from jackline.diagnosis.deaths.evidence import RankEnd
 from jackline.diagnosis.doing import describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.immutable import immutable
-from jackline.machine.readings import ProcessReading
+from jackline.machine.readings import GpuReading, ProcessReading
 from jackline.rundir import atomic
 from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.fields import decode, encode
 from jackline.rundir.records.ranks import WAITING, RankRecord, machines_of_job
+from jackline.supervisor.attempt.stragglers import Stragglers
+from jackline.supervisor.events import Events
 from jackline.supervisor.hang.ranks import collective_at, find_ranks
 from jackline.supervisor.hang.sample import FarRank
 from jackline.supervisor.output.room import punch
@@ -53,8 +55,10 @@ class Seen:
 class RankWatch:
     """Live state of the ranks of one attempt; empty for a job of one process."""
 
-    def __init__(self, attempt: AttemptDir, run: RunDir) -> None:
+    def __init__(self, attempt: AttemptDir, run: RunDir, events: Events) -> None:
         self._attempt = attempt
+        self._events = events
+        self._stragglers = Stragglers()
         self._run = run
         self._far: tuple[FarRank, ...] | None = None
         self._next_far_s = 0.0
@@ -63,13 +67,19 @@ class RankWatch:
         self._holes: dict[int, int] = {}
         self._next_room_s = 0.0
 
-    def note(self, processes: tuple[ProcessReading, ...], stack_of: StackOf, *, is_old: bool) -> None:
+    def note(
+        self, processes: tuple[ProcessReading, ...], stack_of: StackOf, gpus: Sequence[GpuReading], *, is_old: bool
+    ) -> None:
         """Called once a second with the newest readings. `is_old`: the stacks are older than the newest output."""
         found = look_at_ranks(processes, stack_of, is_old=is_old)
         self._seen.update(found)
         for rank, seen in self._seen.items():
             if rank not in found and not seen.is_gone:
                 self._seen[rank] = Seen(rank, seen.world_size, seen.pid, seen.what, seen.frame, is_gone=True)
+        by_pid = {process.pid: process for process in processes}
+        ranks = {rank: by_pid[seen.pid] for rank, seen in found.items()}
+        if text := self._stragglers.add(time.monotonic(), ranks, gpus):
+            self._events.emit("slow", text)
         if found:
             self._files = [(rank, self._attempt.rank_out(rank)) for rank in self._seen]
             self._make_room()

@@ -83,7 +83,7 @@ class AttemptWatch:
         self._waker = Waker([tail.path for tail in self.tails.values()], command.ends)
         self.memory = MemoryWatch(command.child.pid)
         self.hang = HangWatch(command.attempt, options, events)
-        self.ranks = RankWatch(command.attempt, run)
+        self.ranks = RankWatch(command.attempt, run, events)
         self.tree = TreeReading(0.0)
         self.rates = Rates()
         self.gpus: tuple[GpuReading, ...] = ()
@@ -298,7 +298,7 @@ class AttemptWatch:
 
     def _look_at_ranks(self) -> None:
         is_old = self.hang.stacks_at_s < self.last_output_s
-        self.ranks.note(self.tree.processes, self._newest_stack, is_old=is_old)
+        self.ranks.note(self.tree.processes, self._newest_stack, self.gpus, is_old=is_old)
 
     def _read_gpus(self) -> None:
         pids = [process.pid for process in self.tree.processes]
