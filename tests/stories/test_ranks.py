@@ -98,12 +98,14 @@ sys.exit(max(one.wait() for one in tasks))
 
 
 def test_tasks_of_srun_are_ranks_and_the_first_failure_is_told(shell: Shell) -> None:
-    source = "import os, time\nrank = os.environ['SLURM_PROCID']\nprint('hello from rank', rank)\n"
+    source = "import os, time\nrank = os.environ['SLURM_PROCID']\nprint('hello from rank', rank, flush=True)\n"
+    source += "open(f'here-{rank}', 'w').close()\n"
+    source += "while not all(os.path.exists(f'here-{one}') for one in range(3)):\n    time.sleep(0.01)\n"
     source += "if rank == '1':\n    raise ValueError('boo')\ntime.sleep(1000)\n"
     (shell.work / "train.py").write_text(source)
     done = shell.jackline("run", "--name", "job", "--", *shell.python("srun.py", SRUN), "3", "train.py")
     assert done.code != 0
-    assert "rank 1 of 3: ValueError: boo (train.py:5)" in done.err
+    assert "rank 1 of 3: ValueError: boo (train.py:8)" in done.err
     assert "hello from rank 2" not in done.out
     assert shell.jackline("logs", "job", "--rank", "2").out == "hello from rank 2\n"
 

@@ -296,3 +296,15 @@ def test_a_machine_that_is_not_heard_of_is_named() -> None:
     found = last(play(far_apart(silent), WITHIN_S))
     assert found.kind == "STUCK"
     assert found.text.startswith("demo-B was last seen 1 min 10 s ago: that machine, or the network to it, is down; ")
+
+
+def test_a_rank_that_moved_to_another_machine_has_not_ended() -> None:
+    """After a machine was lost and came back, the ranks of a machine have other numbers."""
+    world = far_apart(FarRank(1, "demo-B", "reading data", "", False, 2.0))
+    world.processes.append(rank(1, 2))
+
+    def renumber(second: int) -> None:
+        if second == 1:
+            world.processes.pop()
+
+    assert alarms(play(world, 120, step=renumber)) == []

@@ -66,7 +66,10 @@ def _read_buffers(ranks: Any) -> list[dict[str, torch.Tensor]]:
     own = _buffers(ranks.wrappers)
     if not own:
         return []
-    sums = {name: [float(one.double().sum()), float(one.double().square().sum())] for name, one in own.items()}
+    device = next(iter(own.values())).device
+    both = [part.to(device) for one in own.values() for part in (one.double().sum(), one.double().square().sum())]
+    values = torch.stack(both).tolist()  # waits for a GPU once
+    sums = {name: values[2 * number : 2 * number + 2] for number, name in enumerate(own)}
     first = json.loads(ranks.from_first(json.dumps(sums)))
     return gather_objects(
         ranks, {name: own[name] for name in own if json.dumps(sums[name]) != json.dumps(first.get(name))}

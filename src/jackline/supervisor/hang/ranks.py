@@ -130,8 +130,8 @@ def collective(scene: Scene) -> Verdict | None:
     Only a standstill of the missing ranks is an alarm; one that works is waited for, however long."""
     ranks = standing_ranks(scene)
     inside = [one for one in ranks if one.collective]
-    gone = sorted(scene.state.ranks - {one.rank for one in ranks})
-    num_far = _world_size(ranks) - len(ranks) - len(gone)
+    gone, size = _gone(scene, ranks), _world_size(ranks)
+    num_far = size - len(ranks) - len(gone)
     if not inside or (len(ranks) + len(gone) < 2 and num_far < 1):
         return None
     since_s = max(one.view.moved_at_s for one in inside)
@@ -149,6 +149,13 @@ def collective(scene: Scene) -> Verdict | None:
     if not outside and not gone and num_far > 0:
         return _between_machines(scene, inside)
     return _standstill(scene, inside, outside, gone)
+
+
+def _gone(scene: Scene, ranks: Sequence[Standing]) -> list[int]:
+    """Ranks that were here and have ended. After a change of machines a rank may be elsewhere, or in no world."""
+    size = _world_size(ranks)
+    known = {one.rank for one in ranks} | {one.rank for one in scene.state.sample.elsewhere or ()}
+    return sorted(rank for rank in scene.state.ranks - known if not size or rank < size)
 
 
 def _world_size(ranks: Sequence[Standing]) -> int:
