@@ -110,6 +110,30 @@ def test_the_jobset_for_kubernetes_has_a_pod_for_each_node() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
+def test_skypilot_itself_reads_its_task(tmp_path: Path) -> None:
+    sky = pytest.importorskip("sky", reason="needs skypilot, which is not among the tools of this repository")
+    (tmp_path / "task.yaml").write_text(skypilot_task(JOB))
+    assert sky.Task.from_yaml(str(tmp_path / "task.yaml")).num_nodes == 2
+
+
+def test_the_types_of_jobset_know_every_field() -> None:
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models.jobset_v1alpha2_job_set",
+        reason="needs kubeflow-trainer-api, which is not among the tools of this repository",
+    )
+    wanted = yaml.safe_load(kubernetes_jobset(JOB))
+    assert _names(wanted) <= _names(models.JobsetV1alpha2JobSet.from_dict(wanted).to_dict())
+
+
+def _names(part: object, place: str = "") -> set[str]:
+    """The paths of all fields."""
+    if isinstance(part, dict):
+        return {place}.union(*(_names(value, f"{place}/{word}") for word, value in part.items()))
+    if isinstance(part, list):
+        return {place}.union(*(_names(value, f"{place}/{number}") for number, value in enumerate(part)))
+    return {place}
+
+
 def test_the_file_is_written_once_and_names_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shown("slurm", "--", "Train_GPT.py") == "wrote train-gpt.sbatch; read it, then: sbatch train-gpt.sbatch\n"
