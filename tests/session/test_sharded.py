@@ -131,7 +131,9 @@ def sharded_session(others: tuple[bool, bool, bool], *, is_first: bool = True, i
     def agree(*flags: bool) -> list[bool]:
         return [flag or other for flag, other in zip(flags, others[: len(flags)], strict=True)]
 
-    ranks = SimpleNamespace(is_first=is_first, is_sharded=True, agree=agree, gather=lambda text: [text, text])
+    ranks = SimpleNamespace(
+        is_first=is_first, is_sharded=True, agree=agree, gather=lambda text: [text, text], wrappers=[], size=2
+    )
     best = SimpleNamespace(wants_save=lambda step: False)
     rng_state = SimpleNamespace(state_dict=dict)
     return SimpleNamespace(
