@@ -244,7 +244,8 @@ def play(scene: str) -> list[str]:
             wrong = judge(scene, told, found, alone(Path(folder), steps))
         alarms = [line for line in machines.events().splitlines() if '"stuck"' in line or "moves again" in line]
         print(f"{scene}: {len(found)} steps, {len(alarms)} events of alarm", flush=True)
-        return [*wrong, machines.output()] if wrong else []
+        said = sorted({line.strip()[:200] for line in told.splitlines() if "ranks:" in line or "verdict:" in line})
+        return [*wrong, *said, machines.output()] if wrong else []
 
 
 def main() -> int:

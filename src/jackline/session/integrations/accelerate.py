@@ -30,7 +30,7 @@ from jackline.session.settings import Settings
 
 def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRun:
     """Like `jackline.attach`. The loader keeps accelerate's behaviour (device, gradient state)."""
-    refuse_divided(accelerator)
+    _refuse_divided(accelerator)
     state = {word: unwrap(accelerator, value) for word, value in given.items()}
     if getattr(accelerator, "scaler", None) is not None:
         state.setdefault("scaler", accelerator.scaler)
@@ -43,7 +43,7 @@ def attach(accelerator: Any, *, loader: Any = None, **given: Any) -> Run | OffRu
     return plain.attach(loader=wrapped, **state)
 
 
-def refuse_divided(accelerator: Any) -> None:
+def _refuse_divided(accelerator: Any) -> None:
     """Several ranks must hold whole replicas (DDP): raises UsageError for other ways of accelerate's, by name."""
     way = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if accelerator.num_processes > 1 and way not in ("MULTI_CPU", "MULTI_GPU"):
