@@ -146,6 +146,13 @@ def test_before_anything_is_counted_it_says_what_is_going_on() -> None:
     assert line(columns=None).text.startswith("1 h  in the forward pass  train.py:41 `y = model(x)`  cpu 1.0  ram")
 
 
+def test_a_long_description_leaves_room_for_the_time_and_the_line() -> None:
+    """Without the time, which changes, the line would stand still for minutes."""
+    waits = {**STATE["now"], "what": f"waiting for a file lock (/scratch/{'folder/' * 9}cache.lock)"}
+    assert line({"now": waits}).text == "1h00m  waiting for a file lock  train.py:41 `y = model(x)`  cpu 1.0"
+    assert line({"now": {**waits, "what": "x" * 79}}, columns=30).text == f"1h00m  {'x' * 20}..."
+
+
 def test_a_phase_told_by_our_protocol_is_shown_as_it_is() -> None:
     progress = {"phase": "tokenising, 40 %", "done": 0, "source": "protocol"}
     assert line({"progress": progress}, columns=68).text.startswith("tokenising, 40 %  ")

@@ -207,9 +207,12 @@ def _activity(state: SupervisorRecord, session: SessionRecord, now_s: float, *, 
     """What it is doing and where; `is_all`: nothing is counted, so this is all there is to say."""
     now = state.now
     elapsed_s = max(0.0, now_s - state.started_at_s) if state.started_at_s is not None else None
-    parts = [_Part(format_short(elapsed_s), 1)] if is_all and elapsed_s is not None else []
+    # The time is what changes: without it a line too long for the terminal would stand still for minutes.
+    time_rank = 1 if state.verdict.is_alarm or state.verdict.is_pause else 0
+    parts = [_Part(format_short(elapsed_s), time_rank)] if is_all and elapsed_s is not None else []
     doing = safe_text(session.doing, 40) if session.doing else ""
-    parts.append(_Part(doing or safe_text(now.what or "running", 80), 0 if is_all else 5))
+    doing = doing or safe_text(now.what or "running", 80)
+    parts.append(_Part(doing, 0 if is_all else 5, doing.partition(" (/")[0]))
     if now.file:
         source = f" `{safe_text(now.source, 80)}`" if now.source and is_all else ""
         parts.append(_Part(f"{safe_text(now.file.rsplit('/', 1)[-1], 60)}:{now.line}{source}", 3 if is_all else 5))
