@@ -77,11 +77,15 @@ def _convolution_scratch(name: str, args: tuple[Any, ...]) -> list[Scratch]:
 
 
 def copied_input(name: str, args: tuple[Any, ...]) -> Tensor | None:
-    """The input of a kernel that wants it in one piece, where it is not."""
+    """The input of a convolution with groups, which wants it in one piece, where it is not. cuDNN also takes one with
+    the channels last."""
     if name not in ("convolution", "convolution_backward"):
         return None
     value, groups = (args[0], args[8]) if name == "convolution" else (args[1], args[9])
-    return value if _is_own_kernel(value, groups) and not value.is_contiguous() else None
+    if groups == 1 or value.is_contiguous():
+        return None
+    is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+    return None if is_last and not _is_own_kernel(value, groups) else value
 
 
 def _is_own_kernel(value: Tensor, groups: int) -> bool:

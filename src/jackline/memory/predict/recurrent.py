@@ -19,6 +19,7 @@ from jackline.memory.predict.work import RECURRENT_US
 # Their workspace, as measured for an LSTM of two layers.
 _MORE_A_SAMPLE, _FIXED_BYTES = 84, 16 * 2**20
 RECURRENT = {"lstm": 5, "gru": 6, "rnn_tanh": 2, "rnn_relu": 2}
+_GATES = {5: 4, 6: 3, 2: 1}  # by those numbers
 
 
 def recur(
@@ -51,7 +52,7 @@ def recur(
 class _Shape:
     def __init__(self, numbers: int, layers: int, directions: int, hidden: int, is_batch_first: bool) -> None:
         self._numbers, self._layers = numbers, layers
-        self._gates = max(1, numbers - 1)
+        self._gates = _GATES[numbers]
         self.width = hidden * directions
         self.is_batch_first = is_batch_first
 
