@@ -181,8 +181,9 @@ def strike(crew: Crew, work: Path, rng: random.Random) -> tuple[Job, str]:
     """Start a job and kill a rank or a node at a random instant. Returns what was killed; '' if it had ended."""
     job = crew.start(work)
     victim, is_node = rng.randrange(crew.size), rng.random() < 0.4
-    if rng.random() < 0.85:
-        wait_for_session(work, job)  # else while the ranks find one another
+    has_begun = rng.random() < 0.85
+    if has_begun:
+        wait_for_session(work, job)
     until_s = time.monotonic() + rng.uniform(0.0, 2.5)
     while time.monotonic() < until_s and not job.ranks[victim].has_ended:
         time.sleep(0.002)
@@ -191,8 +192,10 @@ def strike(crew: Crew, work: Path, rng: random.Random) -> tuple[Job, str]:
         job.kill_node(job.nodes[victim])
     elif not is_late:
         job.ranks[victim].kill()
-    if rng.random() < 0.6:
-        time.sleep(rng.uniform(0.0, 0.3))  # the others meet the end, or not, before they are killed too
+    if not has_begun or rng.random() < 0.6:
+        # The others meet the end, or not, before they are killed too. While ranks find one another torch waits for
+        # one that is gone for half an hour; then a launcher ends them.
+        time.sleep(rng.uniform(0.0, 0.3))
         job.kill()
     job.wait()  # the others end by themselves, or this raises
     return job, "" if is_late else "node" if is_node else "rank"
