@@ -7,7 +7,7 @@
 stall   a script that never saves, with 1.5 GB of state, is asked for it three times: how long its loop was held
 hook    what the injected hook costs a step when nothing is asked, and how much memory the injection takes
 equal   losses of a script with and without rescue armed and asked, bit by bit
-replay  a step of 124M parameters with and without replay_every=1000, and what one step done again takes
+replay  a step of 124M parameters with and without its loss read, and what one step done again takes
 creep   50 MB a minute in real time; a ballast leaves 1.3 GB free, so that it is full in 26 minutes and not in days
 Where there is no GPU the same runs on the CPU with a small state, without `creep`.
 """
@@ -15,6 +15,7 @@ Where there is no GPU the same runs on the CPU with a small state, without `cree
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import re
@@ -31,12 +32,15 @@ import torch
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_GPU else "cpu"
+BEGAN_S = time.monotonic()
+LONGEST_S = 50.0  # of a part, before the stacks say where it stands
 
 TRAINING = """
 import sys, time, torch
 torch.manual_seed(0)
 torch.use_deterministic_algorithms(True)
 width, steps, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
 model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(8)]).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 longest = 0.0
@@ -143,67 +147,120 @@ def measure_hook(folder: Path) -> None:
 
 
 def measure_equal(folder: Path) -> None:
-    words = ("1024", "2000", DEVICE) if IS_GPU else ("64", "400", DEVICE)
-    (folder / "train.py").write_text(TRAINING)
-    env = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    alone = subprocess.run([sys.executable, "train.py", *words], cwd=folder, capture_output=True, text=True, env=env)
+    """The armed script trains until it was asked twice; then the plain one trains as many steps."""
+    words = ("1024" if IS_GPU else "64", "100000", DEVICE)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     start(folder, TRAINING, *words)
-    wait_for(lambda: "step 20 " in log_of(folder), 120.0)
-    asked = [json.loads(jackline("rescue", "one", "--json", folder=folder).stdout or "{}") for _ in range(2)]
-    wait_for((folder / "runs/one/attempts/001/exit.json").exists, 120.0)
+    assert wait_for(lambda: "step 20 " in log_of(folder), 40.0), "no step 20 after 40 s"
+    say("equal: training with rescue armed")
+    asked = [jackline("rescue", "one", "--json", folder=folder).stdout for _ in range(2)]
+    say(f"equal: asked twice, {sum('stall_s' in one for one in asked)} rescued")
+    seen = len(losses(log_of(folder)))
+    wait_for(lambda: len(losses(log_of(folder))) > seen + 20, 20.0)
+    jackline("stop", "one", folder=folder)
+    armed = losses(log_of(folder))
+    say(f"equal: stopped after {len(armed)} steps; now without rescue")
+    command = [sys.executable, "train.py", words[0], str(len(armed)), DEVICE]
+    plain = losses(subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout)
+    say(f"equal: {plain == armed} ({len(plain)} losses without rescue, {len(armed)} with)")
 
-    def losses(text: str) -> list[str]:
-        return re.findall(r"step \d+ (-?0x\S+)", text)
 
-    before, after = losses(alone.stdout), losses(log_of(folder))
-    num_rescues = sum("stall_s" in json.dumps(one) for one in asked)
-    print(f"equal: {before == after} ({len(before)} losses, {len(after)} with {num_rescues} rescues)", flush=True)
+def losses(text: str) -> list[str]:
+    return re.findall(r"step \d+ (-?0x\S+) [\d.]+ ms", text)
+
+
+CADENCE = 2000  # what the guide proposes
 
 
 def measure_replay(folder: Path) -> None:
+    """The cost of a step that only looks at its loss, and of one that is done again, in turns; the share of a long
+    training is the first and a 2,000th of the second."""
     from jackline.memory.guard.replay import Replay
+
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    train = _trainer()
+    told: list[Any] = []
+    plain, watched, always = train(None), train(Replay(10**9, told.append)), train(Replay(1, told.append))
+    for number, one in enumerate((plain, watched, always)):
+        say(f"replay: warm-up {number + 1} of 3, {1e3 * one(4):.1f} ms a step")
+    rounds: list[tuple[float, float, float]] = []
+    end_s = time.monotonic() + 25.0
+    while time.monotonic() < end_s or not rounds:
+        rounds.append((plain(8), watched(8), always(4)))
+    without = median(one[0] for one in rounds)
+    read = median(one[1] - one[0] for one in rounds) if IS_GPU else _look_s()
+    again = median(one[2] - one[1] for one in rounds)
+    spread = sorted(one[1] - one[0] for one in rounds)
+    low, high = spread[len(spread) // 4], spread[3 * len(spread) // 4]
+    say(
+        f"replay: {len(rounds)} rounds; a step {1e3 * without:.3f} ms; its loss read {1e6 * read:.0f} us more "
+        f"(half of the rounds {1e6 * low:.0f} to {1e6 * high:.0f}); done again {1e3 * again:.3f} ms, "
+        f"{again / without:.2f} steps; told {[one.text for one in told][:1]}"
+    )
+    once = 100 * again / without / CADENCE
+    say(
+        f"replay: with replay_every={CADENCE} {once:.3f} % for steps done again and "
+        f"{100 * read / without:.3f} % for reading the loss (target 0.1 % together)"
+    )
+
+
+def _look_s() -> float:
+    """What a step's look at its loss takes on a CPU, where no GPU is waited for: less than its steps differ by."""
+    from jackline.memory.guard.replay import Redo, Replay
+
+    class Known:
+        def known_loss(self) -> float:
+            return 2.0 + time.perf_counter() % 0.01
+
+    replay, known, redo = Replay(10**9, print), Known(), Redo(lambda: known, lambda: 2.0, ())
+    replay._is_deterministic = True
+    began_s = time.process_time()
+    for step in range(1, 20_001):
+        replay.look(step, known, redo)
+    return (time.process_time() - began_s) / 20_000
+
+
+def _trainer() -> Callable[[Any], Callable[[int], float]]:
+    """Makes functions that train some steps and return the seconds of one: 124M parameters on a GPU."""
     from jackline.memory.guard.safe_step import SafeStep
 
-    width, layers, samples = (768, 12, 16) if IS_GPU else (64, 2, 2)
+    width, layers, samples = (768, 12, 16) if IS_GPU else (64, 2, 4)
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(width, 12 if IS_GPU else 2, 4 * width, 0.0, batch_first=True)
-    model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, layers), torch.nn.Linear(width, 32768)).to(DEVICE)
+    head = torch.nn.Linear(width, 50304 if IS_GPU else 2048)
+    model = torch.nn.Sequential(torch.nn.TransformerEncoder(layer, layers), head).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=IS_GPU)
-    given = torch.randn(samples, 512, width, device=DEVICE)
-    told: list[Any] = []
+    given = torch.randn(samples, 512 if IS_GPU else 64, width, device=DEVICE)
 
     def loss(part: torch.Tensor) -> tuple[torch.Tensor, int]:
         with torch.autocast(DEVICE, torch.bfloat16):
             return model(part).square().mean() * len(part), len(part)
 
-    def step_s(safe: SafeStep, number: int, steps: int) -> float:
-        synchronize()
-        began_s = time.perf_counter()
-        for step in range(number, number + steps):
-            safe.step = step
-            optimizer.zero_grad()
-            safe(loss, given)
-            optimizer.step()
-        synchronize()
-        return (time.perf_counter() - began_s) / steps
+    clock = time.perf_counter if IS_GPU else time.process_time  # of a shared CPU our own share
 
-    plain, watched, always = (
-        SafeStep(model, micro_batch=4),
-        SafeStep(model, micro_batch=4),
-        SafeStep(model, micro_batch=4),
-    )
-    watched.replay, always.replay = Replay(10**9, told.append), Replay(1, told.append)
-    for safe in (plain, watched, always):
-        step_s(safe, 1, 3)
-    rounds = [[step_s(safe, 10, 6) for safe in (plain, watched, always)] for _ in range(3)]
-    without, with_it, each = (median(one[n] for one in rounds) for n in range(3))
-    share = 100 * ((with_it - without) + (each - with_it) / 1000) / without
-    print(
-        f"replay: {1e3 * without:.2f} ms a step without, {1e3 * with_it:.2f} with the loss read each step, "
-        f"{1e3 * each:.2f} with every step done again: {share:.3f} % with replay_every=1000 (target 0.1); "
-        f"told {told[:1]}"
-    )
+    def with_replay(replay: Any) -> Callable[[int], float]:
+        safe = SafeStep(model, micro_batch=4)
+        safe.replay, safe.step = replay, 1
+
+        def train(steps: int) -> float:
+            synchronize()
+            began_s = clock()
+            for _ in range(steps):
+                optimizer.zero_grad()
+                safe(loss, given)
+                optimizer.step()
+            synchronize()
+            return (clock() - began_s) / steps
+
+        return train
+
+    return with_replay
+
+
+def say(text: str) -> None:
+    """At once, with the seconds since the start: what is killed at its limit has still told how far it came."""
+    print(f"{text} [{time.monotonic() - BEGAN_S:.0f} s]", flush=True)
 
 
 def synchronize() -> None:
@@ -239,7 +296,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="stall,hook,equal,replay")
     words = parser.parse_args().only.split(",")
-    print(f"{torch.cuda.get_device_name() if IS_GPU else 'CPU'}, torch {torch.__version__}")
+    if not IS_GPU:
+        torch.set_num_threads(1)  # threads that wait for each other measure the neighbours
+    say(f"{torch.cuda.get_device_name() if IS_GPU else 'CPU'}, torch {torch.__version__}")
     is_well = True
     for name in words:
         if name == "creep" and not IS_GPU:
@@ -247,12 +306,15 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
+            if name != "creep":
+                faulthandler.dump_traceback_later(LONGEST_S)
             try:
                 PARTS[name](Path(folder))
             except Exception as problem:  # the other parts are worth their time on a rented GPU
                 is_well = False
                 print(f"{name}: failed: {type(problem).__name__}: {problem}")
-                print(log_of(Path(folder))[-2000:])
+                print(log_of(Path(folder))[-2000:], flush=True)
+            faulthandler.cancel_dump_traceback_later()
     return 0 if is_well else 1
 
 

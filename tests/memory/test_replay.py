@@ -80,14 +80,14 @@ def test_what_is_usual_and_what_is_far_above_it() -> None:
     usual = UsualLoss()
     for number in range(40):
         assert not usual.why_strange(3.0 + 0.1 * (number % 3))
-        usual.add(3.0 + 0.1 * (number % 3))
+        usual.add(3.0 + 0.1 * (number % 3), "")
     assert usual.why_strange(4.4) == "" and usual.why_strange(4.8) == "jump"
     assert usual.why_strange(float("nan")) == usual.why_strange(float("inf")) == "not finite"
     again = UsualLoss()
     again.load(usual.state())
     assert again.state() == usual.state() and again.why_strange(4.8) == "jump"
     for _ in range(40):  # what lasts becomes the usual
-        again.add(9.0)
+        again.add(9.0, again.why_strange(9.0))
     assert again.why_strange(9.5) == ""
     again.load({"losses": None})
     assert again.middle is None and again.why_strange(1e9) == ""

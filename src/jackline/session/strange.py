@@ -79,7 +79,7 @@ class Strange:
         self._ends.append((attached.stepper.steps_done, attached.position.batches))
         for step, loss in attached.scalars.heard():
             middle, why = self._usual.middle, self._usual.why_strange(loss)
-            self._usual.add(loss)
+            self._usual.add(loss, why)
             end = next((batches for done, batches in self._ends if done == step), None)
             if why and end is not None:
                 self._may_rewind(attached, step, end - 1, _spike_text(step, loss, middle))
