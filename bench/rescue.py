@@ -178,29 +178,32 @@ def measure_replay(folder: Path) -> None:
     from jackline.memory.guard.replay import Replay
 
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    train = _trainer()
-    told: list[Any] = []
+    torch.use_deterministic_algorithms(True)  # as exact=True does; with warn_only attention would not be
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    train, told = _trainer(), []
     plain, watched, always = train(None), train(Replay(10**9, told.append)), train(Replay(1, told.append))
-    for number, one in enumerate((plain, watched, always)):
-        say(f"replay: warm-up {number + 1} of 3, {1e3 * one(4):.1f} ms a step")
+    for name, one in (("plain", plain), ("loss read", watched), ("done again", always), ("plain", plain)):
+        say(f"replay: warm-up, {name}: {1e3 * one(6):.1f} ms a step")
+    block = 20 if IS_GPU else 8
     rounds: list[tuple[float, float, float]] = []
     end_s = time.monotonic() + 25.0
     while time.monotonic() < end_s or not rounds:
-        rounds.append((plain(8), watched(8), always(4)))
-    without = median(one[0] for one in rounds)
+        # The other way round every second time: what comes first after a wait is slower.
+        made = [one(block) for one in ((plain, watched) if len(rounds) % 2 else (watched, plain))]
+        rounds.append((*(made if len(rounds) % 2 else made[::-1]), always(4)))
+    without, with_read, each = (median(one[n] for one in rounds) for n in range(3))
     read = median(one[1] - one[0] for one in rounds) if IS_GPU else _look_s()
     again = median(one[2] - one[1] for one in rounds)
-    spread = sorted(one[1] - one[0] for one in rounds)
-    low, high = spread[len(spread) // 4], spread[3 * len(spread) // 4]
+    least = [1e3 * min(one[n] for one in rounds) for n in range(3)]
     say(
-        f"replay: {len(rounds)} rounds; a step {1e3 * without:.3f} ms; its loss read {1e6 * read:.0f} us more "
-        f"(half of the rounds {1e6 * low:.0f} to {1e6 * high:.0f}); done again {1e3 * again:.3f} ms, "
-        f"{again / without:.2f} steps; told {[one.text for one in told][:1]}"
+        f"replay: {len(rounds)} rounds; ms a step, median (least): {1e3 * without:.3f} ({least[0]:.3f}), "
+        f"loss read {1e3 * with_read:.3f} ({least[1]:.3f}), done again {1e3 * each:.3f} ({least[2]:.3f}); "
+        f"told {[one.text for one in told][:1]}"
     )
-    once = 100 * again / without / CADENCE
+    spread = sorted(1e6 * (one[1] - one[0]) for one in rounds)
     say(
-        f"replay: with replay_every={CADENCE} {once:.3f} % for steps done again and "
+        f"replay: reading the loss {1e6 * read:.0f} us (rounds {spread[0]:.0f} to {spread[-1]:.0f}); once more "
+        f"{again / without:.2f} steps: with replay_every={CADENCE} {100 * again / without / CADENCE:.3f} %, and "
         f"{100 * read / without:.3f} % for reading the loss (target 0.1 % together)"
     )
 
@@ -225,6 +228,9 @@ def _trainer() -> Callable[[Any], Callable[[int], float]]:
     """Makes functions that train some steps and return the seconds of one: 124M parameters on a GPU."""
     from jackline.memory.guard.safe_step import SafeStep
 
+    if IS_GPU:  # the one backend whose backward pass can be deterministic
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
     width, layers, samples = (768, 12, 16) if IS_GPU else (64, 2, 4)
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(width, 12 if IS_GPU else 2, 4 * width, 0.0, batch_first=True)
@@ -240,7 +246,7 @@ def _trainer() -> Callable[[Any], Callable[[int], float]]:
     clock = time.perf_counter if IS_GPU else time.process_time  # of a shared CPU our own share
 
     def with_replay(replay: Any) -> Callable[[int], float]:
-        safe = SafeStep(model, micro_batch=4)
+        safe = SafeStep(model, micro_batch=samples)
         safe.replay, safe.step = replay, 1
 
         def train(steps: int) -> float:
