@@ -17,7 +17,6 @@ from jackline.memory.plan.gpus import GpuModel, find_gpu
 from jackline.memory.plan.pace import Until
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import trace_step
-from jackline.memory.predict.work import with_python
 from jackline.units import parse_price
 from tests.memory.test_values import Experts
 
@@ -81,15 +80,6 @@ def test_what_python_starts_in_the_forward_pass_counts_more_than_in_the_backward
     again = waiting_us(lambda: Again(nn.Sequential(*(nn.GELU() for _ in range(32)), nn.Linear(512, 512))))
     assert again - once >= 32 * 44.0
     assert once < 2 * 32 * 44.0
-
-
-def test_on_this_machine_the_speed_of_python_is_measured() -> None:
-    here = with_python(find_gpu("H200"))
-    assert 0.4 <= here.python <= 3.0
-    slow, bare = plan(job(4), replace(here, python=2.0)).time, plan(job(4), find_gpu("H200")).time
-    assert slow is not None and bare is not None and bare.bound == "Python"
-    assert slow.seconds == pytest.approx(2 * bare.seconds)
-    assert slow.error < bare.error
 
 
 class Again(nn.Module):

@@ -39,7 +39,6 @@ from jackline.memory.plan.pace import Until
 from jackline.memory.plan.probe import has_gpu, measure_plan, plan_by_measuring
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
-from jackline.memory.predict.work import with_python
 from jackline.pipes import drop_output
 from jackline.units import format_bytes, format_duration
 
@@ -208,7 +207,7 @@ def _gpu_and_room(text: str | None) -> tuple[GpuModel, Room]:
     gpus = read_gpus()
     if not gpus:
         raise UsageError("there is no NVIDIA GPU here, so say which one is meant")
-    gpu = with_python(match_gpu(gpus[0].name, gpus[0].total_bytes))
+    gpu = match_gpu(gpus[0].name, gpus[0].total_bytes)
     for user in other_users(gpus[:1], ()):
         size = format_bytes(user.used_bytes) if user.used_bytes is not None else "some memory"
         _say(f"on this GPU already: pid {user.pid} ({user.name or 'not visible from here'}), {size}")

@@ -59,7 +59,6 @@ class GpuModel:
     rates: Rates = Rates()
     count: int = 1  # how many of them train together
     is_amd: bool = False
-    python: float = 0.0  # how long Python takes on its machine, against the one that was measured; 0: unknown
 
     @property
     def has_bf16(self) -> bool:

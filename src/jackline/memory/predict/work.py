@@ -8,9 +8,8 @@ Python needs to start them, whichever is longer. Sums over many GPUs and loading
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -28,7 +27,8 @@ _VIEWS = frozenset(_VIEW_NAMES.split())
 _FREE = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 # Microseconds that Python, autograd and the driver need to start an operator. Fitted to 142 steps on an H200 machine
 # that waited for Python, on half of the models at a time: the other half was 9 % off (median), and 38 % at worst. In
-# four sessions Python was between 0.8 and 1.2 times as fast as these numbers say, so it is measured where it can be.
+# four sessions Python was between 0.8 and 1.2 times as fast as these numbers say. A loop on the CPU alone, timed for
+# some milliseconds, did not tell how fast: with it the estimates were worse.
 _VIEW_US = 12.0
 _FORWARD_US = 44.0
 _BACKWARD_US = 6.4  # of autograd's own thread, in C++
@@ -39,9 +39,6 @@ _ATTENTION_US = 64.0  # with its checks and transposes
 RECURRENT_US = 18.0  # of each step of each layer, one after the other
 _WEIGHT_US = 8.0  # of an optimizer's Python for each weight
 _STEP_US = 3600.0  # of a step besides: the batch, the loss, the optimizer
-# A layer of 100 on a CPU, forward and backward, where Python is as fast as assumed above.
-_REFERENCE_US, _REFERENCE_LAYERS = 32.0, 100
-_PLAUSIBLE = (0.4, 3.0)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -58,7 +55,7 @@ class Work:
 @dataclass(frozen=True)
 class Efficiency:
     """The share of the manufacturer's rates that real kernels reach. Fitted to the kernels of 35 steps on an H200.
-    `error` is for a machine whose Python was not measured; three steps on the GPU itself say more."""
+    Three steps on the GPU itself say more."""
 
     half: float = 0.62
     tf32: float = 0.18
@@ -66,7 +63,6 @@ class Efficiency:
     memory: float = 0.46
     kernel_s: float = 6.0e-6
     error: float = 0.4
-    error_here: float = 0.3
 
 
 class Counter:
@@ -191,20 +187,6 @@ def estimate(traced: Traced, gpu: GpuModel, accumulation: int = 1, how: Efficien
         else:
             moved += max(moving, how.kernel_s)
     gpu_s = (products + moved) * accumulation + traced.update_bytes / bandwidth
-    host_s = (host * accumulation + (_STEP_US + _WEIGHT_US * traced.num_updated) * 1e-6) * (gpu.python or 1.0)
+    host_s = host * accumulation + (_STEP_US + _WEIGHT_US * traced.num_updated) * 1e-6
     bound = "Python" if host_s > gpu_s else "products" if products > moved else "memory"
-    return StepTime(max(gpu_s, host_s), how.error_here if gpu.python else how.error, bound)
-
-
-def with_python(gpu: GpuModel) -> GpuModel:
-    """The same GPU, of this machine: Python's speed is measured, which takes 50 ms."""
-    layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, device="cpu") for _ in range(_REFERENCE_LAYERS)))
-    value = torch.zeros(1, 8, device="cpu")
-    times_s = []
-    for _ in range(6):
-        began_s = time.perf_counter()
-        layers(value).sum().backward()
-        times_s.append(time.perf_counter() - began_s)
-    low, high = _PLAUSIBLE
-    pace = 1e6 * min(times_s) / _REFERENCE_LAYERS / _REFERENCE_US
-    return replace(gpu, python=min(high, max(low, pace)))
+    return StepTime(max(gpu_s, host_s), how.error, bound)

@@ -27,7 +27,6 @@ from jackline.memory.plan.rehearse import corrected_room
 from jackline.memory.plan.target import Candidate
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import CannotTrace
-from jackline.memory.predict.work import with_python
 from jackline.models.nsa import blocks
 from jackline.models.nsa.attention import SparseAttention
 from jackline.models.nsa.model import NSAModel, SparseBlock
@@ -127,7 +126,7 @@ def choose_micro_batch(
 
 
 def gpu_here() -> GpuModel:
-    return with_python(match_gpu(accelerator.name(), accelerator.total_bytes()))
+    return match_gpu(accelerator.name(), accelerator.total_bytes())
 
 
 def predicted_text(made: Plan, most_bytes: int) -> str:
