@@ -83,6 +83,10 @@ def test_what_is_usual_and_what_is_far_above_it() -> None:
         usual.add(3.0 + 0.1 * (number % 3), "")
     assert usual.why_strange(4.4) == "" and usual.why_strange(4.8) == "jump"
     assert usual.why_strange(float("nan")) == usual.why_strange(float("inf")) == "not finite"
+    rare = UsualLoss()  # a small batch: most losses near 0.6, some far above
+    for value in (0.6, 0.5, 0.7, 0.6, 0.5, 0.7, 1.8, 0.6) * 3:
+        rare.add(value, rare.why_strange(value))
+    assert rare.why_strange(2.2) == "" and rare.why_strange(3.2) == "jump"
     again = UsualLoss()
     again.load(usual.state())
     assert again.state() == usual.state() and again.why_strange(4.8) == "jump"

@@ -59,8 +59,10 @@ def too_dear(size_bytes: int, free_bytes: int | None, trained_s: float) -> str:
 class Rescuer:
     """Rescues of one process, one after another. A used one is closed; a periodic one keeps its memory."""
 
-    def __init__(self, run: str | Path, attempt: str | Path) -> None:
+    def __init__(self, run: str | Path, attempt: str | Path, python: str | None = None) -> None:
         self._run, self._attempt = RunDir(Path(run)), AttemptDir(Path(attempt))
+        self._python = python  # the interpreter that has Jackline and writes
+        self._is_uncounted = False
         self._random = ProcessRandom()
         self._engine: CheckpointEngine | None = None
         self._live: dict[str, list[Any]] | None = None
@@ -74,6 +76,13 @@ class Rescuer:
             self._open().prepare(find_state((), self._live).state)
         except Exception:
             self.close()
+
+    def meet_late(self) -> tuple[set[int], int]:
+        """Of a training that began without us: the identities of its optimizers, and the steps they have counted."""
+        optimizers = live_objects()["optimizer"]
+        counts = [count for one in optimizers if (count := _steps_in_state(one))]
+        self._is_uncounted = not counts
+        return {id(one) for one in optimizers}, min(counts, default=0)
 
     def note_random(self) -> None:
         """Read the RNG states now: what is saved later has these, before the next batch was drawn."""
@@ -134,8 +143,7 @@ class Rescuer:
 
     def _open(self) -> CheckpointEngine:
         if self._engine is None:
-            python = os.environ.get("JACKLINE_PYTHON")
-            command = (python, "-P", "-m", "jackline.checkpoint.writer.serve") if python else ()
+            command = (self._python, "-P", "-m", "jackline.checkpoint.writer.serve") if self._python else ()
             budget = os.environ.get(DISK_BUDGET_VARIABLE) or ""
             settings = EngineSettings(
                 keep=KEEP,
@@ -156,6 +164,8 @@ class Rescuer:
         # In a round of several optimizers (a critic that steps five times) the one that steps least counts rounds.
         counts = [count for one in found.of("optimizer") if (count := _steps_in_state(one))]
         step = min(counts, default=moment.num_steps)
+        if self._is_uncounted:
+            found.missing.append("the number of steps before Jackline came: its optimizers do not count them")
         place = found.place
         self._record = replace(
             self._record,

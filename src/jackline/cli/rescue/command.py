@@ -15,11 +15,14 @@ import click
 
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.place import rescue_place
-from jackline.cli.options import DURATION, find, json_option, run_argument, runs_dir_option
+from jackline.cli.commands.stop import refuse_another_users
+from jackline.cli.options import DURATION, find, json_option, pid_option, run_argument, runs_dir_option
 from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
+from jackline.machine.proc import read_environ
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines, rescue_text
+from jackline.rundir.records.start import read_start
 from jackline.rundir.run_file import read_run_file
 from jackline.rundir.status import read_status
 from jackline.supervisor.options import SuperviseOptions
@@ -31,18 +34,22 @@ SIGN_EVERY_S = 2.0
 
 @click.command(short_help="Save the state of a script that never saved.")
 @run_argument
+@pid_option
 @click.option("--wait", "wait_s", type=DURATION, default="60s", show_default=True, help="Longest wait for a step.")
 @click.option("--load", "is_load", is_flag=True, help="Print the lines that load it, as a patch of this script.")
 @json_option
 @runs_dir_option
-def command(run: str | None, wait_s: float, is_load: bool, as_json: bool, runs_dir: str | None) -> None:
+def command(
+    run: str | None, pid: int | None, wait_s: float, is_load: bool, as_json: bool, runs_dir: str | None
+) -> None:
     """Save the weights, optimizers, schedulers and RNG states of RUN, a script that knows nothing of Jackline.
 
     A live run is asked and saves between two steps, without being stopped. Of a run that has ended, the last rescue
     is shown: Jackline rescues by itself at a crash, a hang and a stop. --load prints what to change in the script so
-    that it resumes from there.
+    that it resumes from there. --pid asks a process that was started without Jackline, from Python 3.14 on; it
+    becomes a run that is watched.
     """
-    found = find(run, runs_dir)
+    found = find(run, runs_dir) if pid is None else _run_of(pid, run, runs_dir)
     status = read_status(found)
     if is_load:
         from jackline.cli.rescue.patch import loading_text
@@ -57,8 +64,30 @@ def command(run: str | None, wait_s: float, is_load: bool, as_json: bool, runs_d
     _print(found, [record], as_json=as_json)
 
 
+def _run_of(pid: int, run: str | None, runs_dir: str | None) -> RunDir:
+    """Refuses a process that cannot be asked before a run is made of it."""
+    from jackline.cli.adopting import run_of_process
+    from jackline.cli.rescue.joining import find_interpreter
+    from jackline.cli.text.why_live import check_pid
+
+    check_pid(pid)
+    if not RunDir(Path(read_environ(pid).get("JACKLINE_RUN_DIR") or "/nonexistent")).has_run_file:
+        find_interpreter(pid)
+    return run_of_process(pid, run, runs_dir)
+
+
+def _join_adopted(run: RunDir, attempt: AttemptDir, wait_s: float) -> None:
+    """Let the rescue into a process that was started without Jackline, unless it is there already."""
+    from jackline.cli.rescue.joining import find_interpreter, join
+
+    start = read_start(attempt)
+    if not start.is_adopted or start.child is None or attempt.rescue_door(start.child.pid).exists():
+        return
+    _say(f"process {start.child.pid} was started without Jackline; asking its Python to let the rescue in ...")
+    join(attempt, start.child.pid, find_interpreter(start.child.pid), wait_s)
+
+
 def _ask(run: RunDir, wait_s: float, *, as_json: bool) -> int:
-    from jackline.cli.commands.stop import refuse_another_users
     from jackline.supervisor.attempt.rescuing import ask_rescue, list_doors
 
     attempt = run.last_attempt()
@@ -70,6 +99,7 @@ def _ask(run: RunDir, wait_s: float, *, as_json: bool) -> int:
             hint=f"`jackline checkpoints {run.name}` lists them; `jackline stop {run.name}` saves and ends",
         )
     refuse_another_users(run)
+    _join_adopted(run, attempt, wait_s)
     asked = {pid: ask_rescue(attempt, pid, "asked", wait_s) for pid in list_doors(attempt)}
     asked = {pid: question for pid, question in asked.items() if question is not None}
     if not asked:

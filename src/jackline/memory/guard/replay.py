@@ -42,11 +42,12 @@ _APART = 32  # steps between two redone ones whose loss jumped, so that a restle
 class UsualLoss:
     """The losses of the last steps, and whether one is far above them.
 
-    Far: ten times the usual scatter (by medians, so that one odd step does not count), and at least half as much
-    again. What stays high becomes the usual after a while.
+    Far: ten times the usual scatter (by medians, so that one odd step does not count), at least half as much again,
+    and twice as far as the highest of them: small batches have losses with rare high ones. What stays high becomes
+    the usual after a while.
     """
 
-    _WINDOW, _FIRST, _SCATTERS, _LEAST, _LASTING = 64, 16, 10.0, 0.5, 32
+    _WINDOW, _FIRST, _SCATTERS, _TIMES_HIGHEST, _LEAST, _LASTING = 64, 16, 10.0, 2.0, 0.5, 32
 
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=self._WINDOW)
@@ -61,11 +62,12 @@ class UsualLoss:
         if not math.isfinite(loss):
             return "not finite"
         # The medians cost 10 us, and a loss that is not even the highest of the window needs none.
-        if len(self._losses) < self._FIRST or loss <= max(self._losses):
+        if len(self._losses) < self._FIRST or loss <= (highest := max(self._losses)):
             return ""
         middle = median(self._losses)
         scatter = 1.4826 * median(abs(value - middle) for value in self._losses)
-        least = max(self._SCATTERS * scatter, self._LEAST * abs(middle), 0.01 * abs(self._first))
+        known = self._TIMES_HIGHEST * (highest - middle)
+        least = max(self._SCATTERS * scatter, known, self._LEAST * abs(middle), 0.01 * abs(self._first))
         return "jump" if loss > middle + least else ""
 
     def add(self, loss: float, strange: Why) -> None:

@@ -290,13 +290,13 @@ def _rescue_at_end(cause, frames, why):
 # -- saving ----------------------------------------------------------------------------------------------------------
 
 
-def _rescuer():
+def _rescuer(python=None):
     if _now.rescuer is None:
         _load_package()
         from jackline.checkpoint.rescue.take import Rescuer
 
-        attempt = os.path.dirname(_now.folder)
-        _now.rescuer = Rescuer(os.path.dirname(os.path.dirname(attempt)), attempt)
+        attempt, run = (os.path.normpath(os.path.join(_now.folder, up)) for up in ("..", "../../.."))
+        _now.rescuer = Rescuer(run, attempt, python or os.environ.get("JACKLINE_PYTHON"))
     return _now.rescuer
 
 
