@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from jackline.checkpoint.rescue.live import CannotRescue, Scope, find_state
 from jackline.checkpoint.rescue.take import too_dear
+from jackline.checkpoint.state.capture import capture
 from jackline.cli.commands.run import wants_rescue
 from jackline.cli.rescue.patch import find_loop, loading_text, make_patch
 from jackline.errors import UsageError
@@ -49,6 +51,13 @@ def test_a_script_that_is_stuck_on_a_lock_is_rescued(tmp_path: Path) -> None:
         assert (ended.cause, ended.outcome, ended.step) == ("sigterm", "saved", 12)
     finally:
         cell.end()
+
+
+def test_a_weak_proxy_of_another_object_is_not_saved() -> None:
+    """As frameworks keep the way back to what holds a module."""
+    model, holder = nn.Linear(2, 2), nn.Linear(3, 3)
+    model.__dict__["holder"] = weakref.proxy(holder)
+    assert [source.tensor.shape for source in capture({"model": model}).sources] == [(2, 2), (2,)]
 
 
 def test_a_rescue_is_the_default_unless_a_script_saves_or_nothing_is_put_into_it() -> None:

@@ -262,9 +262,11 @@ def _refuse_shards(module: nn.Module) -> None:
 def _name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
     """How the frames spell each object, shortest first: the user's own frames before those of libraries.
 
-    `self.net` is shorter than `objects['net']`: a dictionary is often made for one call only.
+    `self.net` is shorter than `objects['net']`: a dictionary is often made for one call only. So of two dictionaries
+    the one of the outer frame counts.
     """
     names: dict[int, _Name] = {}
+    outerness = {id(scope): 0.001 * number for number, scope in enumerate(scopes)}
     for is_own in (True, False):
         ticks = itertools.count()  # of two that are equally long, the one that was met first
         waiting = [
@@ -286,7 +288,7 @@ def _name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
                 names[id(named)] = _Name(expression, scope, named is not value)
             if depth < MAX_DEPTH:
                 for child, way in _inside(value):
-                    longer = length + (1.5 if way.startswith("[") else 1.0)
+                    longer = length + (1.5 - outerness[id(scope)] if way.startswith("[") else 1.0)
                     heapq.heappush(waiting, (longer, next(ticks), child, f"{expression}{way}", scope, depth + 1))
     return names
 

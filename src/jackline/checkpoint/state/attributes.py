@@ -29,7 +29,7 @@ _SCALARS = frozenset((type(None), bool, int, float, str, complex, bytes))
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _CODE = (
     type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial,
-    weakref.ReferenceType, types.CodeType, property,
+    weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType, types.CodeType, property,
 )  # fmt: skip
 # Objects of these packages have no attributes that a person counts in.
 _FOREIGN = frozenset(
