@@ -19,6 +19,7 @@ from torch import nn
 
 from jackline.checkpoint.rescue.live import CannotRescue, Scope, find_state
 from jackline.checkpoint.rescue.take import too_dear
+from jackline.checkpoint.state.attributes import Baseline
 from jackline.checkpoint.state.capture import capture
 from jackline.cli.commands.run import wants_rescue
 from jackline.cli.rescue.patch import find_loop, loading_text, make_patch
@@ -57,7 +58,10 @@ def test_a_weak_proxy_of_another_object_is_not_saved() -> None:
     """As frameworks keep the way back to what holds a module."""
     model, holder = nn.Linear(2, 2), nn.Linear(3, 3)
     model.__dict__["holder"] = weakref.proxy(holder)
-    assert [source.tensor.shape for source in capture({"model": model}).sources] == [(2, 2), (2,)]
+    (baseline := Baseline()).note(model)
+    holder.__dict__["counted"], holder.weight.data[0, 0] = 1, 5.0
+    sources = capture({"model": model}, baseline=baseline).sources
+    assert [tuple(source.tensor.shape) for source in sources] == [(2, 2), (2,)]
 
 
 def test_a_rescue_is_the_default_unless_a_script_saves_or_nothing_is_put_into_it() -> None:
