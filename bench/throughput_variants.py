@@ -241,7 +241,12 @@ def _captured(model: GPT, batches: Iterator[tuple[Tensor, Tensor]]) -> Callable[
     """Forward and backward pass as one CUDA graph; gradients lie where they lay when it was recorded."""
     import torch
 
-    plain = _plain(model, batches)
+    # The same tensors from the beginning: slices of a batch have other strides, and would be compiled anew.
+    ids, targets = (part.clone() for part in next(batches))
+
+    def plain() -> None:
+        (model(ids, targets) / targets.numel()).backward()
+
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -249,7 +254,6 @@ def _captured(model: GPT, batches: Iterator[tuple[Tensor, Tensor]]) -> Callable[
             plain()
             model.zero_grad(set_to_none=True)
     torch.cuda.current_stream().wait_stream(side)
-    ids, targets = (part.clone() for part in next(batches))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         loss = model(ids, targets) / targets.numel()
