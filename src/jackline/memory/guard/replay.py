@@ -34,7 +34,7 @@ Verdict = Literal["same", "hardware or race", "data or mathematics", "cannot tel
 Prints = tuple[tuple[int, int], ...]
 
 _REPEATS = 4  # of a step whose first repetition differs: all of them agree, or all but one, or nothing can be told
-_CHUNK, _CHUNK_ON_HOST = 1 << 22, 1 << 18  # numbers read at a time; on the host what a cache holds, 30 times as fast
+_CHUNK, _CHUNK_ON_HOST = 1 << 22, 1 << 18  # numbers read at a time; on the host what a cache holds
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _APART = 32  # steps between two redone ones whose loss jumped, so that a restless loss costs little
 
