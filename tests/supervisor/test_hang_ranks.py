@@ -71,6 +71,17 @@ def test_a_rank_that_sleeps_is_suspected_only() -> None:
     assert (found.kind, found.label, found.pid) == ("SUSPECT", "STUCK_RANKS", 11)
 
 
+def test_a_rank_that_sleeps_again_and_again_is_never_called_stuck() -> None:
+    """An evaluation that polls: now and then it is seen at a lock between two sleeps."""
+    polls = rank(1, 2, call="", line=11, wait="sleep")
+    polls.main_cores, polls.main_sleeps = 0.0019, 20.0
+
+    def wake(second: int) -> None:
+        polls.wait = Wait("lock" if second % 4 == 3 else "sleep")
+
+    assert set(alarms(play(launched(rank(0, 2), polls), 120, step=wake))) <= {"SUSPECT STUCK_RANKS"}
+
+
 def test_a_rank_that_works_is_waited_for_without_an_alarm_however_long() -> None:
     busy = rank(1, call="", line=11, wait="running")
     busy.main_cores = 0.9

@@ -16,7 +16,7 @@ from jackline.diagnosis.waiting import effective_wait
 from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading, Wait, ranks_among
 from jackline.supervisor.hang.deadlock import Deadlock
-from jackline.supervisor.hang.scene import Kind, Scene, Verdict
+from jackline.supervisor.hang.scene import Kind, Scene, Verdict, naps
 from jackline.supervisor.hang.text import frame_of, place_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
 from jackline.supervisor.stacks.flight import Flight
@@ -219,7 +219,8 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
     if for_s >= limit_s:
         # A sleep ends by itself, and so may a wait for a disk or a network: these are suspected only.
         ends = ("sleep", "disk", "network", "file")
-        is_sure = not outside or all(one.view.reading.wait.kind not in ends for one in outside)
+        # Between two short sleeps it is seen at a lock now and then.
+        is_sure = not any(one.view.reading.wait.kind in ends or naps(one.view, scene.now_s) for one in outside)
         kind: Kind = "STUCK" if is_sure else "SUSPECT"
         label = "DEADLOCK" if proved else "STUCK_RANKS"
         return Verdict(kind, label, since_s, text, frame, pid, deadlock=proved)

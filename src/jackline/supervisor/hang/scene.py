@@ -95,7 +95,7 @@ def is_asleep(scene: Scene) -> bool:
     if not live(scene.workers):
         return is_main_asleep(scene) or bool(_awaited_sleepers(scene))
     is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS
-    return is_waiting and any(_naps(view, scene.now_s) for view in live(scene.workers))
+    return is_waiting and any(naps(view, scene.now_s) for view in live(scene.workers))
 
 
 def is_main_asleep(scene: Scene) -> bool:
@@ -137,7 +137,7 @@ def _is_timed_loop(view: ProcessView, now_s: float) -> bool:
     return has_tasks and now_s - view.polled_at_s <= _RECENT_S and view.woke_s >= _LEAST_WAKE_S
 
 
-def _naps(view: ProcessView, now_s: float) -> bool:
+def naps(view: ProcessView, now_s: float) -> bool:
     """Whether it is in a loop of short sleeps, not in one long sleep."""
     return now_s - view.slept_at_s <= _RECENT_S and view.woke_s >= _LEAST_WAKE_S
 
@@ -146,7 +146,7 @@ def sleep_patience(scene: Scene) -> float:
     """Factor on the limit: 2 for a loop of short sleeps (retries, waits for slow data), 1 for one endless sleep."""
     views = (scene.leader, *live(scene.workers))
     is_loop = scene.leader.reading.main_cpu_s is None or _is_timed_loop(scene.leader, scene.now_s)
-    is_loop = is_loop or any(_naps(view, scene.now_s) for view in views)
+    is_loop = is_loop or any(naps(view, scene.now_s) for view in views)
     is_loop = is_loop or any(_has_run_since_progress(scene, thread) for thread in _awaited_sleepers(scene))
     return 2.0 if is_loop else 1.0
 
