@@ -197,7 +197,9 @@ def _between_machines(scene: Scene, inside: list[Standing]) -> Verdict | None:
 
 def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], gone: list[int]) -> Verdict:
     since_s = max([one.view.moved_at_s for one in inside] + [one.moved_at_s for one in outside])
-    for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / 3)
+    # Between two short sleeps a rank is seen at a lock now and then. It may be polling for something that comes.
+    is_napping = any(naps(one.view, scene.now_s) for one in outside)
+    for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / (1 if is_napping else 3))
     limit_s = min(limit_s, scene.limits.stuck_after_s)
     if gone:
         first = f"{rank_words(gone)} {'has' if len(gone) == 1 else 'have'} ended, and the others wait for it"
@@ -219,8 +221,7 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
     if for_s >= limit_s:
         # A sleep ends by itself, and so may a wait for a disk or a network: these are suspected only.
         ends = ("sleep", "disk", "network", "file")
-        # Between two short sleeps it is seen at a lock now and then.
-        is_sure = not any(one.view.reading.wait.kind in ends or naps(one.view, scene.now_s) for one in outside)
+        is_sure = not is_napping and all(one.view.reading.wait.kind not in ends for one in outside)
         kind: Kind = "STUCK" if is_sure else "SUSPECT"
         label = "DEADLOCK" if proved else "STUCK_RANKS"
         return Verdict(kind, label, since_s, text, frame, pid, deadlock=proved)
