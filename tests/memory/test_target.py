@@ -114,7 +114,7 @@ def test_auto_takes_the_largest_size_that_is_not_cut_into_many_slices() -> None:
 
 
 def test_the_table_says_for_every_gpu_what_a_plan_would_say() -> None:
-    gpus = [GpuModel("old", 90 * MIB, 75, 0), GpuModel("small", 60 * MIB, 80, 0), GpuModel("big", 2000 * MIB, 90, 0)]
+    gpus = [GpuModel("old", 128 * MIB, 75, 0), GpuModel("small", 98 * MIB, 80, 0), GpuModel("big", 2000 * MIB, 90, 0)]
     jobs = {name: gpt_job(shape, length=64, global_batch=32) for name, shape in SIZES.items()}
     cells = fit_table(jobs, (2, 32), gpus)
     for name, job in jobs.items():

@@ -122,10 +122,13 @@ start_command(
 def test_a_supervisor_killed_before_start_json_leaves_the_lock_to_the_keeper(attempt: AttemptDir) -> None:
     """Else the next start would see neither a supervisor nor a command, and start a second training."""
     run = RunDir(attempt.path.parents[1])
-    held = Path(f"{attempt.start_file}.tmp")
+    held, reserved = Path(f"{attempt.start_file}.tmp"), Path(f"{attempt.wait_file}.tmp")
     os.mkfifo(held)
+    os.mkfifo(reserved)
     supervisor = subprocess.Popen([sys.executable, "-c", STARTS_ONE, str(run.path)])
     held.read_bytes()  # the reserved blocks; the next opening to write waits for a reader, before start.json
+    reserved.read_bytes()  # opened only now, so that the reader above is gone before the command is started
+    reserved.unlink()
     child = int(str(wait_for(lambda: (attempt.path / "pid").exists() and (attempt.path / "pid").read_text())))
     supervisor.kill()
     supervisor.wait()
