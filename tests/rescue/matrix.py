@@ -151,8 +151,9 @@ def _contents(node: Any, expected: Any, leaf: Any) -> tuple[Any, Any]:
     kind = node.get(KIND) if isinstance(node, dict) else None
     if kind == "module":
         return {name: leaf(value, "") for name, value in node["tensors"].items()}, expected
-    if kind == "optimizer" and isinstance(expected, dict) and "param_groups" in expected:
-        return _optimizer(node, leaf), _plain_optimizer(expected)
+    if kind == "optimizer":
+        is_optimizer = isinstance(expected, dict) and "param_groups" in expected
+        return _optimizer(node, leaf), _plain_optimizer(expected) if is_optimizer else None
     return decode(node["state"] if kind == "stateful" else node, "", leaf), expected
 
 
