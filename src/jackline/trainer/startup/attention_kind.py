@@ -111,7 +111,7 @@ def measured(shape: NSAShape, length: int, dtype: torch.dtype, device: torch.dev
         return found
     with attention_kernels(choose_attention("auto", device)):
         timing = time_both(shape, length, dtype, device, has_kernels=dtype != torch.float16)
-        # Kernels that lose need no comparison with plain torch, which compiles them once more: 10 s on an H200.
+        # Kernels that lose need no comparison with plain torch, which compiles them once more.
         if not is_dense_faster(timing) and why_no_kernels(shape, device, dtype):
             timing = time_both(shape, length, dtype, device, has_kernels=False)
     accelerator.empty_cache()
