@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import gzip
 import json
 import os
 import statistics
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--limit-s", type=float, default=450.0)
     parser.add_argument("--no-live", action="store_true", help="do not record what lives at a peak that is off")
+    parser.add_argument("--record", action="store_true", help="keep kernels' times and the allocator's events too")
     parser.add_argument("--gpu", default="")
     parser.add_argument("--no-measure", action="store_true")
     parser.add_argument("--stage", default="", help=argparse.SUPPRESS)
@@ -92,6 +94,7 @@ def start(options: argparse.Namespace, stage: str, env: dict[str, str]) -> subpr
     argv = [sys.executable, str(Path(__file__)), "--stage", stage, "--out", str(options.out)]
     argv += ["--only", options.only, "--precision", options.precision, "--gpu", options.gpu, "--sizes", options.sizes]
     argv += ["--no-live"] if options.no_live else []
+    argv += ["--record"] if options.record else []
     return subprocess.Popen(argv, env={**os.environ, **env})
 
 
@@ -167,15 +170,16 @@ def predict_part(options: argparse.Namespace, part: str) -> None:
     gpu = find_gpu(options.gpu or "H200")
     for number, (entry, precision, size) in enumerate(wanted(options)):
         if number % count == index:
-            write(options.out, f"predicted-{index}", {"size": size, **predicted(entry, precision, gpu)})
+            row = predicted(entry, precision, size, gpu, is_recording=options.record)
+            write(options.out, f"predicted-{index}", row)
 
 
-def predicted(entry: Any, precision: str, gpu: Any) -> dict[str, Any]:
+def predicted(entry: Any, precision: str, size: str, gpu: Any, *, is_recording: bool = False) -> dict[str, Any]:
     from jackline.memory.plan.choose import chosen_range
     from jackline.memory.predict.step import replay, trace_step
     from jackline.memory.predict.work import estimate
 
-    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "precision": precision}
+    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "precision": precision, "size": size}
     began_s = time.perf_counter()
     try:
         job = job_of(entry, precision)
@@ -190,7 +194,29 @@ def predicted(entry: Any, precision: str, gpu: Any) -> dict[str, Any]:
     row |= {"low": row["allocated"], "high": row["allocated"]}
     if (chosen := chosen_range(trace)) is not None:
         row |= {"low": chosen[0], "high": chosen[1]}
-    return {**row, "seconds": time.perf_counter() - began_s}
+    row["seconds"] = time.perf_counter() - began_s
+    return {**row, **(counted(entry, precision, size, gpu, trace) if is_recording else {})}
+
+
+def counted(entry: Any, precision: str, size: str, gpu: Any, trace: Any) -> dict[str, Any]:
+    """What the estimate of the time is made of, and how many Python functions the forward pass calls."""
+    from memory_record import Calls
+
+    from jackline.memory.predict.step import trace_step
+
+    job = job_of(entry, precision)
+    calls = Calls()
+    if precision == "bf16" and size == "real":  # the number hardly depends on either, and counting takes a while
+        trace_step(replace(job, loss=calls.counting(job.loss)), entry.size, gpu, job.options, is_accumulating=False)
+    work = [[one.name, int(one.is_backward), one.unit, one.operations, one.num_bytes] for one in trace.work]
+    return {
+        "work": work,
+        "views": trace.num_views,
+        "updated": trace.num_updated,
+        "update_bytes": trace.update_bytes,
+        "calls": calls.count,
+        "modules": calls.modules,
+    }
 
 
 def live_at_peak(trace: Any, most: int = 25) -> list[tuple[int, int, str]]:
@@ -226,7 +252,7 @@ def measure_all(options: argparse.Namespace, _: str) -> None:
             continue
         write(options.out, "begun", row)
         guess = guesses.get(key_of(row), {"error": "not predicted"})
-        row |= measured(entry, precision, {} if options.no_live else guess)
+        row |= measured(entry, precision, {} if options.no_live else guess, is_recording=options.record)
         if "error" not in row:
             row["reference_us"] = reference.microseconds()
         write(options.out, "measured", row)
@@ -258,8 +284,9 @@ class Reference:
         return statistics.median(times) / 100
 
 
-def measured(entry: Any, precision: str, guess: dict[str, Any]) -> dict[str, Any]:
+def measured(entry: Any, precision: str, guess: dict[str, Any], *, is_recording: bool = False) -> dict[str, Any]:
     import torch
+    from memory_record import begin_history, end_history, kernel_times
 
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
     gc.collect()
@@ -268,6 +295,8 @@ def measured(entry: Any, precision: str, guess: dict[str, Any]) -> dict[str, Any
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
     try:
+        if is_recording:
+            begin_history()
         steps = _Steps(job_of(entry, precision), entry.size, precision)
         for _ in range(2):
             steps.run()
@@ -276,9 +305,14 @@ def measured(entry: Any, precision: str, guess: dict[str, Any]) -> dict[str, Any
             "base": base,
             "allocated": torch.cuda.max_memory_allocated() - base,
             "reserved": torch.cuda.max_memory_reserved(),
-            "three_ms": steps.times_ms(_THREE_STEPS)[0],
         }
+        if is_recording:
+            events = end_history()
+            row["events"] = events if abs(off({"reserved": 0, **guess}, row, "reserved")) > 1.0 else []
+        row["three_ms"] = steps.times_ms(_THREE_STEPS)[0]
         row["step_ms"], row["host_ms"] = steps.times_ms(_TIMED_STEPS)
+        if is_recording:
+            row["kernels"] = kernel_times(steps.run)
         if "allocated" in guess and any(abs(off(guess, row, key)) > most for key, most in _WORTH_A_LOOK.items()):
             row["live"] = steps.live_at_peak()
     except Exception as error:  # the next model must still be tried
@@ -367,7 +401,7 @@ def report(options: argparse.Namespace) -> int:
         rows.append({**row, "family": entry.family, "predicted": guess, "measured": seen})
         if "allocated" not in seen:
             print(line(guess, seen))
-    (options.out / "zoo.json").write_text(json.dumps(rows, indent=1))
+    (options.out / "zoo.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
     return summary(rows)
 
 

@@ -54,6 +54,10 @@ def images(side: int, labels: Callable[[int], Tensor] | None = None) -> Batch:
     return lambda count: {"pixel_values": torch.randn(count, 3, side, side), "labels": wanted(count)}
 
 
+def video(count: int) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(count, 16, 3, 224, 224), "labels": torch.zeros(count, dtype=torch.long)}
+
+
 def pixels(side: int) -> Batch:
     return lambda count: (torch.randn(count, 3, side, side), torch.zeros(count, dtype=torch.long))
 
@@ -117,6 +121,53 @@ class _Adapted(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         out: Tensor = self.linear(value)
         return out + self.up(self.down(self.dropout(value))) * 2.0
+
+
+class _FourBit(nn.Module):
+    """A frozen linear layer of 4-bit weights, as QLoRA keeps them, in plain PyTorch: 64 of them share a scale. The
+    weight exists in half precision during each product."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        count = linear.weight.numel()
+        self.register_buffer("packed", torch.zeros(count // 2, dtype=torch.uint8))
+        self.register_buffer("scales", torch.ones(count // 64))
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = _FourBitProduct.apply(value, self.packed, self.scales, self.out_features)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _FourBitProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, packed: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+        ctx.save_for_backward(packed, scales)
+        ctx.num_outputs, ctx.dtype = num_outputs, value.dtype
+        return functional.linear(value, _unpacked(packed, scales, num_outputs).to(value.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        packed, scales = ctx.saved_tensors
+        weight = _unpacked(packed, scales, ctx.num_outputs).to(grad.dtype)
+        return (grad @ weight).to(ctx.dtype), None, None, None
+
+
+def _unpacked(packed: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+    halves = torch.stack([packed & 15, packed >> 4], dim=-1).to(torch.bfloat16)
+    return (halves.view(-1, 64) * scales[:, None].to(torch.bfloat16)).view(num_outputs, -1)
+
+
+def quantized(make: Callable[[], nn.Module], rank: int = 16) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = adapted(make, rank)()
+        for module in list(model.modules()):
+            for name, linear in list(module.named_children()):
+                if isinstance(linear, nn.Linear) and not linear.weight.requires_grad and name != "lm_head":
+                    setattr(module, name, _FourBit(linear))
+        return model
+
+    return build
 
 
 # Models of torch itself.
@@ -186,6 +237,47 @@ class UNet(nn.Module):
             kept.append(out)
             out = pool(out)
         out = self.middle(out, time)
+        for up in self.ups:
+            out = functional.interpolate(out, scale_factor=2.0, mode="nearest")
+            out = up(torch.cat([out, kept.pop()], dim=1), time)
+        result: Tensor = self.last(out)
+        return result
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int = 8) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.GroupNorm(32, width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self._heads = heads
+
+    def forward(self, value: Tensor) -> Tensor:
+        rows = self.norm(value).flatten(2).transpose(1, 2)
+        query, key, got = self.qkv(rows).unflatten(-1, (3, self._heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, got).transpose(1, 2).flatten(2)
+        return value + self.out(mixed).transpose(1, 2).reshape(value.shape)
+
+
+class AttentionUNet(nn.Module):
+    """A denoiser of latents as in Stable Diffusion: residual blocks with attention at every scale."""
+
+    def __init__(self, width: int = 192) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(1, 256), nn.SiLU(), nn.Linear(256, 256))
+        self.first, self.last = nn.Conv2d(4, width, 3, padding=1), nn.Conv2d(width, 4, 3, padding=1)
+        widths = (width, 2 * width, 4 * width)
+        self.downs = nn.ModuleList(_Residual(a, b) for a, b in zip((width, *widths[:-1]), widths, strict=True))
+        self.ups = nn.ModuleList(
+            _Residual(2 * b, a) for a, b in reversed(list(zip((width, *widths[:-1]), widths, strict=True)))
+        )
+        self.mixers = nn.ModuleList(_Attention(one) for one in widths)
+        self.pools = nn.ModuleList(nn.Conv2d(one, one, 3, stride=2, padding=1) for one in widths)
+
+    def forward(self, value: Tensor, time: Tensor) -> Tensor:
+        time, out, kept = self.time(time[:, None]), self.first(value), []
+        for down, mixer, pool in zip(self.downs, self.mixers, self.pools, strict=True):
+            out = mixer(down(out, time))
+            kept.append(out)
+            out = pool(out)
         for up in self.ups:
             out = functional.interpolate(out, scale_factor=2.0, mode="nearest")
             out = up(torch.cat([out, kept.pop()], dim=1), time)
@@ -296,7 +388,8 @@ def classify(model: nn.Module, batch: Any) -> Tensor:
 
 
 def zoo() -> tuple[Entry, ...]:
-    return (*_decoders(), *_mixtures_and_states(), *_encoders(), *_sequences(), *_pictures(), *_others())
+    """What is hardest to foresee comes first: a run that is cut has measured it."""
+    return (*_sequences(), *_pictures(), *_others(), *_mixtures_and_states(), *_decoders(), *_encoders())
 
 
 def _decoders() -> tuple[Entry, ...]:
@@ -307,6 +400,8 @@ def _decoders() -> tuple[Entry, ...]:
         Entry("llama-eager", "decoder", make(attention="eager"), text(512), 4),
         Entry("llama-recompute", "decoder", make(recompute=True), text(1024), 8),
         Entry("llama-lora", "lora", adapted(make()), text(1024), 4),
+        Entry("llama-qlora", "qlora", quantized(make()), text(1024), 4),
+        Entry("qwen2-qlora", "qlora", quantized(hf("Qwen2ForCausalLM", "qwen2", **_LLAMA)), text(512), 8),
         Entry("llama-tied", "decoder", make(tie_word_embeddings=True), text(512), 4),
         Entry("gpt2", "decoder", hf("GPT2LMHeadModel", "gpt2"), text(1024), 4),
         Entry("gpt2-eager", "decoder", hf("GPT2LMHeadModel", "gpt2", attention="eager"), text(512), 4),
@@ -363,6 +458,27 @@ def _mixtures_and_states() -> tuple[Entry, ...]:
             "olmoe",
             "moe",
             hf("OlmoeForCausalLM", "olmoe", **experts, num_experts=16, num_experts_per_tok=4),
+            text(512),
+            4,
+        ),
+        Entry(
+            "deepseek-v2",
+            "moe",
+            hf(
+                "DeepseekV2ForCausalLM",
+                "deepseek_v2",
+                **{**moe, "num_key_value_heads": 16},
+                n_routed_experts=16,
+                n_shared_experts=1,
+                num_experts_per_tok=4,
+                n_group=1,
+                topk_group=1,
+                q_lora_rank=384,
+                kv_lora_rank=128,
+                qk_rope_head_dim=32,
+                qk_nope_head_dim=64,
+                v_head_dim=64,
+            ),
             text(512),
             4,
         ),
@@ -451,6 +567,9 @@ def _encoders() -> tuple[Entry, ...]:
     )
 
 
+_CTC = {"layerdrop": 0.0, "mask_time_prob": 0.0, "ctc_loss_reduction": "mean"}
+
+
 def _sequences() -> tuple[Entry, ...]:
     both = {"vocab_size": 32_000, "d_model": 512, "encoder_layers": 6, "decoder_layers": 6}
     features = {
@@ -493,10 +612,15 @@ def _sequences() -> tuple[Entry, ...]:
                 "wav2vec2",
                 num_hidden_layers=6,
                 vocab_size=64,
-                layerdrop=0.0,
-                mask_time_prob=0.0,
-                ctc_loss_reduction="mean",
+                **_CTC,
             ),
+            lambda n: {"input_values": torch.randn(n, 64_000), "labels": torch.randint(1, 60, (n, 40))},
+            4,
+        ),
+        Entry(
+            "conformer",
+            "speech",
+            hf("Wav2Vec2ConformerForCTC", "wav2vec2-conformer", num_hidden_layers=4, vocab_size=64, **_CTC),
             lambda n: {"input_values": torch.randn(n, 64_000), "labels": torch.randint(1, 60, (n, 40))},
             4,
         ),
@@ -530,6 +654,8 @@ def _pictures() -> tuple[Entry, ...]:
         Entry("resnet50", "vision", vision("resnet50"), pixels(224), 32, classify),
         Entry("mobilenet", "vision", vision("mobilenet_v3_large"), pixels(224), 32, classify),
         Entry("efficientnet", "vision", vision("efficientnet_b0"), pixels(224), 16, classify),
+        Entry("regnet", "vision", vision("regnet_y_400mf"), pixels(224), 32, classify),
+        Entry("videomae", "vision", hf("VideoMAEForVideoClassification", "videomae", num_labels=100), video, 2),
         Entry("densenet", "vision", vision("densenet121"), pixels(224), 16, classify),
         Entry("timm-vit", "vision", tim("vit_small_patch16_224", drop_path_rate=0.1), pixels(224), 32, classify),
         Entry(
@@ -550,5 +676,6 @@ def _others() -> tuple[Entry, ...]:
     return (
         Entry("unet", "diffusion", UNet, noisy(64), 16, denoise),
         Entry("dit", "diffusion", DiT, noisy(32, 4), 16, denoise),
+        Entry("unet-attention", "diffusion", AttentionUNet, noisy(32, 4), 16, denoise),
         Entry("graph", "graph", GraphAttention, graph, 8),
     )

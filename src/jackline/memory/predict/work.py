@@ -50,6 +50,8 @@ class Work:
     num_bytes: int
     unit: Unit
     start_us: float = _FORWARD_US  # until it is started
+    name: str = ""
+    is_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,16 @@ class Counter:
         tensors = [*_tensors(args), *_tensors(result)]
         if tensors:
             operations, unit = operations_of(name, args, result)
-            self.done.append(Work(operations, sum(_num_bytes(tensor) for tensor in tensors), unit, _start_us(name)))
+            num_bytes = sum(_num_bytes(tensor) for tensor in tensors)
+            self.done.append(Work(operations, num_bytes, unit, _start_us(name), name, is_backward()))
 
     def add(self, operations: int, tensors: Iterable[Tensor], start_us: float = _ATTENTION_US) -> None:
         """The work of a kernel that no operator of the trace stands for, such as fused attention."""
         if self.is_on:
             held = list(tensors)
             unit: Unit = "half" if held[0].dtype in _HALF else "single"
-            self.done.append(Work(operations, sum(_num_bytes(tensor) for tensor in held), unit, start_us))
+            num_bytes = sum(_num_bytes(tensor) for tensor in held)
+            self.done.append(Work(operations, num_bytes, unit, start_us, "fused", is_backward()))
 
 
 def _start_us(name: str) -> float:
@@ -97,9 +101,12 @@ def _start_us(name: str) -> float:
         return _CUDNN_US
     if name == "_grouped_mm":
         return _GROUPED_US
-    # Autograd's thread has no gradients to track, unless it computes a part of the forward pass again.
-    is_backward = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
-    return _BACKWARD_US if is_backward else _FORWARDS_US.get(name, _FORWARD_US)
+    return _BACKWARD_US if is_backward() else _FORWARDS_US.get(name, _FORWARD_US)
+
+
+def is_backward() -> bool:
+    """Autograd's thread has no gradients to track, unless it computes a part of the forward pass again."""
+    return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
 
 
 def _num_bytes(tensor: Tensor) -> int:
