@@ -68,7 +68,7 @@ def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {_first_line(error)}", hint="write one `key: value` a line") from None
-    if found in (None, ""):
+    if written is None or found in (None, ""):
         return {}
     if not isinstance(found, dict):
         raise UsageError(f"{path} is not a list of settings", hint="write one `key: value` a line")
