@@ -2,12 +2,15 @@
 
     python bench/rescue.py                     all but the creep, about 2 minutes
     python bench/rescue.py --only creep        a program that leaks 50 MB a minute, about 4 minutes
+    python bench/rescue.py --only all          both, under 6 minutes: the hook is measured while the memory creeps
     python bench/rescue.py --only stall,hook   some
 
 stall   a script that never saves, with 1.5 GB of state, is asked for it three times: how long its loop was held
 hook    what the injected hook costs a step when nothing is asked, and how much memory the injection takes
 equal   losses of a script with and without rescue armed and asked, bit by bit
-replay  a step of 124M parameters with and without its loss read, and what one step done again takes
+oom     a script that asks for more memory than the GPU has: what was rescued is the state before the failed step
+replay  a step of 124M parameters with and without its loss read, in windows by turns, with a 95 % confidence interval
+        of the difference; and what one step done again takes
 creep   50 MB a minute in real time; a ballast leaves 1.3 GB free, so that it is full in 26 minutes and not in days
 Where there is no GPU the same runs on the CPU with a small state, without `creep`.
 """
@@ -33,7 +36,7 @@ import torch
 IS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if IS_GPU else "cpu"
 BEGAN_S = time.monotonic()
-LONGEST_S = 50.0  # of a part, before the stacks say where it stands
+LONGEST_S = 75.0  # of a part, before the stacks say where it stands
 
 TRAINING = """
 import sys, time, torch
@@ -64,6 +67,17 @@ for _ in range(20):
     best = min(best, (time.perf_counter() - began) / 5000)
 rss = int(open("/proc/self/statm").read().split()[1]) * 4096
 print("each", best * 1e6, "rss", rss, flush=True)
+"""
+OOM = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for step in range(1, 100):
+    kept = torch.empty(torch.cuda.mem_get_info()[1] if step == 30 else 1, dtype=torch.uint8, device="cuda")
+    loss = model(torch.randn(64, 1024, device="cuda")).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    torch.save({"step": step, "model": model.state_dict()}, "truth.pt")
 """
 LEAKING = """
 import time, torch
@@ -165,6 +179,22 @@ def measure_equal(folder: Path) -> None:
     say(f"equal: {plain == armed} ({len(plain)} losses without rescue, {len(armed)} with)")
 
 
+def measure_oom(folder: Path) -> None:
+    """The uncaught OutOfMemoryError comes between two steps: the weights are those of the step before it."""
+    from safetensors.torch import load_file
+
+    start(folder, OOM)
+    assert wait_for((folder / "runs/one/attempts/001/exit.json").exists, 60.0), "it has not ended"
+    done = jackline("rescue", "one", "--json", folder=folder)
+    record = json.loads(done.stdout)["rescues"][0]
+    truth = torch.load(folder / "truth.pt", map_location="cpu")
+    found = load_file(Path(record["path"]) / "model.safetensors")
+    is_equal = all(torch.equal(found[name], value) for name, value in truth["model"].items())
+    where = f"step {record['step']} of {truth['step']}"
+    say(f"oom: {record['outcome']} at '{record['cause']}', {where}; equal: {is_equal}")
+    say(f"     {record['moment']}")
+
+
 def losses(text: str) -> list[str]:
     return re.findall(r"step \d+ (-?0x\S+) [\d.]+ ms", text)
 
@@ -184,28 +214,47 @@ def measure_replay(folder: Path) -> None:
     plain, watched, always = train(None), train(Replay(10**9, told.append)), train(Replay(1, told.append))
     for name, one in (("plain", plain), ("loss read", watched), ("done again", always), ("plain", plain)):
         say(f"replay: warm-up, {name}: {1e3 * one(6):.1f} ms a step")
-    block = 20 if IS_GPU else 8
-    rounds: list[tuple[float, float, float]] = []
-    end_s = time.monotonic() + 25.0
-    while time.monotonic() < end_s or not rounds:
-        # The other way round every second time: what comes first after a wait is slower.
-        made = [one(block) for one in ((plain, watched) if len(rounds) % 2 else (watched, plain))]
-        rounds.append((*(made if len(rounds) % 2 else made[::-1]), always(4)))
-    without, with_read, each = (median(one[n] for one in rounds) for n in range(3))
-    read = median(one[1] - one[0] for one in rounds) if IS_GPU else _look_s()
-    again = median(one[2] - one[1] for one in rounds)
-    least = [1e3 * min(one[n] for one in rounds) for n in range(3)]
+    pairs, agains = _by_turns(plain, watched, always)
+    without, again = median(one[0] for one in pairs), median(agains)
+    reads = interval([one[1] - one[0] for one in pairs]) if IS_GPU else (_look_s(),) * 3
+    least = [1e3 * min(one[number] for one in pairs) for number in (0, 1)]
     say(
-        f"replay: {len(rounds)} rounds; ms a step, median (least): {1e3 * without:.3f} ({least[0]:.3f}), "
-        f"loss read {1e3 * with_read:.3f} ({least[1]:.3f}), done again {1e3 * each:.3f} ({least[2]:.3f}); "
-        f"told {[one.text for one in told][:1]}"
+        f"replay: {len(pairs)} pairs of windows of {WINDOW} steps; ms a step, median (least): {1e3 * without:.3f} "
+        f"({least[0]:.3f}), loss read {1e3 * median(one[1] for one in pairs):.3f} ({least[1]:.3f}), done again "
+        f"{1e3 * again:.3f}; told {[one.text for one in told][:1]}"
     )
-    spread = sorted(1e6 * (one[1] - one[0]) for one in rounds)
-    say(
-        f"replay: reading the loss {1e6 * read:.0f} us (rounds {spread[0]:.0f} to {spread[-1]:.0f}); once more "
-        f"{again / without:.2f} steps: with replay_every={CADENCE} {100 * again / without / CADENCE:.3f} %, and "
-        f"{100 * read / without:.3f} % for reading the loss (target 0.1 % together)"
-    )
+    redone = (again - without) / without / CADENCE
+    low, middle, high = (f"{1e6 * value:.1f} us, {100 * value / without:.4f} %" for value in reads)
+    share = [f"{100 * (redone + value / without):.4f}" for value in reads]
+    say(f"replay: reading the loss takes {middle} of a step (95 % confidence: {low} to {high})")
+    say(f"replay: a step done again takes {redone * CADENCE:.2f} steps, {100 * redone:.4f} % at every {CADENCE}th")
+    say(f"replay: together {share[1]} % (95 % confidence: {share[0]} to {share[2]} %; target 0.1 %)")
+
+
+WINDOW = 8  # steps, between two waits for the GPU: short, so that a slow drift of clocks meets both alike
+
+
+def _by_turns(plain: Any, watched: Any, always: Any) -> tuple[list[tuple[float, float]], list[float]]:
+    """(without, with) of neighbouring windows: without with, with without, and so on, as long as the time allows."""
+    pairs: list[tuple[float, float]] = []
+    agains: list[float] = []
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 45.0 or not pairs:
+        first, second = (plain, watched) if len(pairs) % 2 else (watched, plain)
+        made = first(WINDOW), second(WINDOW)
+        pairs.append(made if len(pairs) % 2 else made[::-1])
+        if len(pairs) % 8 == 1:
+            agains.append(always(4))
+            plain(1)  # what comes first after it is not measured
+    return pairs, agains
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """The median with its 95 % confidence interval, by order statistics: no distribution is assumed."""
+    ranked, number = sorted(values), len(values)
+    apart = 0.98 * number**0.5
+    low, high = max(0, int(number / 2 - apart)), min(number - 1, int(number / 2 + apart))
+    return ranked[low], median(ranked), ranked[high]
 
 
 def _look_s() -> float:
@@ -274,11 +323,13 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def measure_creep(folder: Path) -> None:
+def measure_creep(folder: Path, beside: Callable[[], None] | None = None) -> None:
     start(folder, LEAKING, options=())
     line = 1 + next(number for number, text in enumerate(LEAKING.splitlines()) if "HERE" in text)
     began_s = time.monotonic()
-    found = wait_for(lambda: re.search(r"GPU \d: .*a minute.*", log_of(folder)), 260.0)
+    if beside is not None:
+        beside()  # needs no GPU
+    found = wait_for(lambda: re.search(r"GPU \d: .*a minute.*", log_of(folder)), 225.0 - (time.monotonic() - began_s))
     took_s = time.monotonic() - began_s
     text = found[0] if found else f"nothing was told: {log_of(folder)[-500:]}"
     left = [json.loads(one) for one in (folder / "runs/one/events-supervisor.jsonl").read_text().splitlines()]
@@ -289,30 +340,41 @@ def measure_creep(folder: Path) -> None:
     jackline("stop", "one", folder=folder)
 
 
-PARTS = {
+def measure_together(folder: Path) -> None:
+    def beside() -> None:
+        (folder / "hook").mkdir()
+        measure_hook(folder / "hook")
+        os.environ["JACKLINE_RUNS"] = str(folder / "runs")
+
+    measure_creep(folder, beside)
+
+
+PARTS: dict[str, Callable[[Path], None]] = {
     "stall": measure_stall,
     "hook": measure_hook,
     "equal": measure_equal,
+    "oom": measure_oom,
     "replay": measure_replay,
     "creep": measure_creep,
+    "creep and hook": measure_together,
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="stall,hook,equal,replay")
-    words = parser.parse_args().only.split(",")
+    parser.add_argument("--only", default="stall,hook,equal,oom,replay")
+    only = parser.parse_args().only
+    words = ["stall", "equal", "oom", "replay", "creep and hook"] if only == "all" else only.split(",")
     if not IS_GPU:
         torch.set_num_threads(1)  # threads that wait for each other measure the neighbours
+        words = [word for word in words if word not in ("creep", "oom", "creep and hook")]
+        print("creep and oom: skipped, there is no GPU")
     say(f"{torch.cuda.get_device_name() if IS_GPU else 'CPU'}, torch {torch.__version__}")
     is_well = True
     for name in words:
-        if name == "creep" and not IS_GPU:
-            print("creep: skipped, there is no GPU")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a writer may end later
             os.environ["XDG_STATE_HOME"] = str(Path(folder) / "state")
-            if name != "creep":
+            if "creep" not in name:
                 faulthandler.dump_traceback_later(LONGEST_S)
             try:
                 PARTS[name](Path(folder))

@@ -22,7 +22,7 @@ from jackline.checkpoint.rescue.take import too_dear
 from jackline.checkpoint.state.attributes import Baseline
 from jackline.checkpoint.state.capture import capture
 from jackline.cli.commands.run import wants_rescue
-from jackline.cli.rescue.patch import find_loop, loading_text, make_patch
+from jackline.cli.rescue.patch import loading_text
 from jackline.errors import UsageError
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.rescue import RescueRecord, read_rescues, rescue_lines
@@ -109,10 +109,13 @@ def test_a_crash_under_supervision_is_rescued_said_and_can_be_loaded(tmp_path: P
     # The patch makes the script resume: it is applied, and the first thing that the script now sees is step 12.
     patch = loading_text(record, Path(record.path))
     assert patch.startswith("--- ") and "+model.load_state_dict(" in patch and "+load_optimizer(opt, " in patch
-    before = [text[1:] for text in patch.splitlines() if text.startswith("+") and not text.startswith("+++")]
-    loop = script.index("for step in")
+    (tmp_path / "change.patch").write_text(patch)
+    line = ["patch", "-p1", "-d", "/" if "a/train.py" not in patch else ".", "-i", str(tmp_path / "change.patch")]
+    subprocess.run(line, cwd=tmp_path, check=True, capture_output=True, timeout=HANGS_S)
+    loop = "for step in"
     check = "torch.save({'model': model.state_dict(), 'opt': opt.state_dict(), 'ema': ema}, 'again.pt')\n"
-    (tmp_path / "resumed.py").write_text(script[:loop] + "\n".join(before) + "\n" + check)
+    patched = (tmp_path / "train.py").read_text()
+    (tmp_path / "resumed.py").write_text(patched[: patched.index(loop)] + check + f"print({loop!r})\n")
     subprocess.run([sys.executable, "resumed.py"], cwd=tmp_path, env=env, check=True, timeout=HANGS_S)
     again = torch.load(tmp_path / "again.pt", weights_only=False)
     truth = torch.load(tmp_path / "truth-12.pt", weights_only=False)
@@ -218,21 +221,6 @@ def test_periodic_rescues_hold_the_training_for_half_a_percent_at_most() -> None
     assert next_interval_s(60.0, 2.0) == 400.0
 
 
-def test_lines_go_before_the_outermost_loop_and_the_epoch_continues() -> None:
-    source = (
-        "import x\ndef fit():\n    a = 1\n    for epoch in range(90):\n        for b in data:\n            step()\n"
-    )
-    record = RescueRecord(file="/none/t.py", function="fit", line=6, values={"epoch": 7})
-    patch = make_patch(record, source, ["load()"])
-    assert patch is not None
-    assert [text for text in patch.splitlines() if text[0] in "+-"][2:] == [
-        "-    for epoch in range(90):",
-        "+    load()",
-        "+    for epoch in range(7, 90):",
-    ]
-    assert find_loop(__import__("ast").parse(source), "fit", 99) is None
-
-
 def test_a_rescue_of_a_run_without_one_says_why(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "jackline", "run", "--name", "a", "--", sys.executable, "-c", "print(1)"]
     subprocess.run(line, cwd=tmp_path, check=True, capture_output=True, timeout=HANGS_S)
@@ -293,6 +281,7 @@ def test_of_a_run_of_somebody_else_no_script_is_read_that_it_names(tmp_path: Pat
     golden = Path(__file__).parents[1] / "golden" / "checkpoint-1" / "step-00000003"
     script = tmp_path / "private.py"
     script.write_text("password = 'secret-word'\nfor step in range(3):\n    pass\n")
-    record = RescueRecord(outcome="saved", file=str(script), function="<module>", line=3, step=3)
+    place = {"file": str(script), "function": "<module>", "line": 3, "names": {"model": "password"}}
+    record = RescueRecord(outcome="saved", file=str(script), function="<module>", line=3, step=3, places=(place,))
     assert "secret-word" in loading_text(record, golden, is_ours=True)
     assert "secret-word" not in loading_text(record, golden, is_ours=False)

@@ -106,7 +106,7 @@ def find_state(scopes: Sequence[Scope], live: Mapping[str, list[Any]] | None = N
     Raises CannotRescue.
     """
     live = live or live_objects()
-    names = _name_objects(scopes)
+    names = name_objects(scopes)
     found = Found(values=_plain_values(scopes))
     optimizers = _used_optimizers(live["optimizer"], names)
     trained = {id(value) for one in optimizers for value in _parameters_of(one)}
@@ -259,18 +259,18 @@ def _refuse_shards(module: nn.Module) -> None:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def _name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
+def name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
     """How the frames spell each object, shortest first: the user's own frames before those of libraries.
 
     `self.net` is shorter than `objects['net']`: a dictionary is often made for one call only. So of two dictionaries
-    the one of the outer frame counts.
+    the one of the outer frame counts. `self` alone is the module whose own method runs: others have a name for it.
     """
     names: dict[int, _Name] = {}
     outerness = {id(scope): 0.001 * number for number, scope in enumerate(scopes)}
     for is_own in (True, False):
         ticks = itertools.count()  # of two that are equally long, the one that was met first
         waiting = [
-            (1.0, next(ticks), value, name, scope, 1)
+            (1.75 if name == "self" and nn.Module in type(value).__mro__ else 1.0, next(ticks), value, name, scope, 1)
             for scope in scopes
             if scope.is_own is is_own
             for name, value in scope.names.items()
@@ -287,13 +287,13 @@ def _name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
             if known is None or (known.is_wrapper and named is value):
                 names[id(named)] = _Name(expression, scope, named is not value)
             if depth < MAX_DEPTH:
-                for child, way in _inside(value):
+                for child, way in inside(value):
                     longer = length + (1.5 - outerness[id(scope)] if way.startswith("[") else 1.0)
                     heapq.heappush(waiting, (longer, next(ticks), child, f"{expression}{way}", scope, depth + 1))
     return names
 
 
-def _inside(value: Any) -> Iterator[tuple[Any, str]]:
+def inside(value: Any) -> Iterator[tuple[Any, str]]:
     """What an object holds, with the spelling that leads there."""
     made = type(value)
     if made in (list, tuple):
@@ -389,4 +389,4 @@ def _reached(scopes: Sequence[Scope], depth: int) -> Iterator[tuple[Any, str, Sc
         seen.add(id(value))
         yield value, expression, scope
         if level < depth:
-            waiting += ((child, f"{expression}{way}", scope, level + 1) for child, way in _inside(value))
+            waiting += ((child, f"{expression}{way}", scope, level + 1) for child, way in inside(value))

@@ -17,6 +17,7 @@ from typing import Any
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.place import rescue_place
 from jackline.checkpoint.rescue.live import CannotRescue, Found, Part, Scope, find_state, live_objects
+from jackline.checkpoint.rescue.places import list_places
 from jackline.checkpoint.state.capture import capture
 from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.checkpoint.ticket import Ticket
@@ -107,7 +108,7 @@ class Rescuer:
             self._refuse_other_ranks()
             found = find_state(scopes, live)
             self._drop_what_fails(found)
-            self._start(found, moment)
+            self._start(found, moment, list_places(scopes, found.parts))
         except JacklineError as problem:
             self._end("refused", " ".join(str(problem).removeprefix("error: ").split()))
         except Exception as problem:
@@ -154,7 +155,7 @@ class Rescuer:
             self._engine = CheckpointEngine(self._run, settings)
         return self._engine
 
-    def _start(self, found: Found, moment: Moment) -> None:
+    def _start(self, found: Found, moment: Moment, places: list[dict[str, Any]]) -> None:
         state: dict[str, Any] = {**found.state, "random": self._random}
         size = sum(source.tensor.numel() * source.tensor.element_size() for source in capture(state).sources)
         disk = read_disk(self._run.path)
@@ -176,6 +177,7 @@ class Rescuer:
             file=place.file if place else "",
             function=place.function if place else "",
             line=place.line if place else None,
+            places=tuple(places),
         )
         state["rescue"] = {**self._record.to_json(), "num_steps_counted": moment.num_steps}
         engine = self._open()

@@ -6,6 +6,7 @@ Owns the options and what is printed. The process saves by itself (`checkpoint/r
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,8 @@ def command(
         from jackline.cli.rescue.patch import loading_text
 
         record = _newest(found)
-        text = loading_text(record, _folder(found, record), is_ours=judge(found).is_ours)
+        command = f"jackline rescue {shlex.quote(found.name)} --load"
+        text = loading_text(record, _folder(found, record), is_ours=judge(found).is_ours, command=command)
         click.echo(text)
         return
     if status.state in ("alive", "unwatched"):

@@ -55,6 +55,7 @@ class RescueRecord:
     parts: tuple[dict[str, Any], ...] = ()
     missing: tuple[str, ...] = ()
     values: dict[str, Any] | None = None
+    places: tuple[dict[str, Any], ...] = ()  # frames that know some of the parts, the innermost first
 
     @property
     def is_there(self) -> bool:
