@@ -72,6 +72,7 @@ def read_yaml(kind: type, path: Path, recipe: str) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise UsageError(f"{path} is not a list of settings", hint="write one `key: value` a line")
+    assert isinstance(written, yaml.MappingNode)
     known = _known(kind)
     values: dict[str, Any] = {}
     for given, text in found.items():
