@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from jackline.cli.text.paint import cut_to_cells
 from jackline.cli.view.raw_stream import ProtocolFilter, RawStream
 from jackline.cli.view.screen import Screen, choose_color, choose_surface
-from jackline.cli.view.viewer import life_line
+from jackline.cli.view.viewer import Viewer, life_line
 from jackline.rundir import atomic
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import AttemptDir
@@ -536,6 +536,45 @@ def drawing() -> Iterator[Drawing]:
     made = Drawing()
     yield made
     made.close()
+
+
+COUNTED = {"phase": "", "done": 16, "unit": "batches", "source": "line", "of": "run"}
+STANDING_STATES: dict[str, dict[str, Any]] = {
+    "a count without an end": {"progress": COUNTED, "memory": {"own_bytes": 178 << 20}},
+    "a count with hours to go": {"progress": {**COUNTED, "total": 1e6, "eta_s": 9e5}},
+    "a run of an hour": {"started_at_s": time.time() - 4000},
+    "an alarm": {"verdict": {"kind": "STUCK", "for_s": 4000.0, "text": "nothing moves"}, "progress": COUNTED},
+    "a pause": {"verdict": {"kind": "PAUSED", "for_s": 4000.0, "text": "paused (SIGSTOP): x"}},
+    "a restart in an hour": {"is_restarting": True, "restart_at_s": time.time() + 4000},
+    "no heartbeat": {"at_s": time.time() - 4000},
+    "nothing known yet": {"at_s": None, "supervisor": None},
+}
+
+
+@pytest.mark.parametrize("columns", [80, 24])
+@pytest.mark.parametrize("name", STANDING_STATES)
+def test_a_terminal_never_shows_the_same_for_two_seconds(
+    run: Run, drawing: Drawing, name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is driven: nothing here takes time, and the files do not change any more."""
+    fcntl.ioctl(drawing.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    run.state(**STANDING_STATES[name])
+    run.print(b"batch 16\n")
+    began_s, wall_s = time.monotonic(), time.time()
+    now_s = began_s
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "time", lambda: wall_s + now_s - began_s)
+    viewer = Viewer(run.dir, run.attempt, drawing.screen, from_start=True)
+    shown, changed_s, gaps_s = list[str](), began_s, list[float]()
+    while now_s < began_s + 40.0:
+        assert viewer.step(now_s) is None
+        if (rows := drawing.look().rows) != shown:
+            gaps_s.append(now_s - changed_s)
+            shown, changed_s = list(rows), now_s
+        now_s += max(0.05, viewer.pause_s(now_s))
+    viewer.close()
+    assert max(*gaps_s, now_s - changed_s) <= 2.0, shown
+    assert len(gaps_s) >= 20
 
 
 def test_the_status_line_stands_below_a_bar_and_leaves_no_trace(drawing: Drawing) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -80,3 +81,13 @@ def test_a_run_without_numbers_has_a_card_without_charts(tmp_path: Path) -> None
     assert read_charts(run) == []
     page = card_html(read_view(run, now_s=NOW_S), [])
     assert "Finished" in page and "svg" not in Tags(page).names
+
+
+def test_the_card_of_a_live_run_changes_with_each_drawing(tmp_path: Path) -> None:
+    run = copy(tmp_path, "format1-finished")
+    view = read_view(run, now_s=NOW_S)
+    live = replace(view, status=replace(view.status, state="alive"))
+    later = replace(live, now_s=NOW_S + 1.5)
+    assert card_text(live) != card_text(later) and "As of 21:20:00 UTC." in card_text(live)
+    assert card_html(live, []) != card_html(later, [])
+    assert "As of" not in card_text(view) + card_html(view, [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Card:
 
 def card_text(view: RunView) -> str:
     lines = last_lines(Path(view.log.path))
-    return _filtered("\n".join([status_text(view), *(["", *lines] if lines else [])]))
+    return _filtered("\n".join([status_text(view), *(["", *lines] if lines else []), *_as_of(view)]))
 
 
 def card_html(view: RunView, charts: Sequence[str]) -> str:
@@ -85,8 +86,13 @@ def card_html(view: RunView, charts: Sequence[str]) -> str:
     lines = last_lines(Path(view.log.path))
     if lines:
         parts.append(f"<pre>{_escape(chr(10).join(lines))}</pre>")
-    parts.append(f'<p class="dim">{_escape(_what_stops_it(view, told))}</p></div>')
+    parts.append(f'<p class="dim">{_escape(" ".join([_what_stops_it(view, told), *_as_of(view)]))}</p></div>')
     return "".join(parts)
+
+
+def _as_of(view: RunView) -> list[str]:
+    """What changes with each drawing: in a run of hours nothing else does, and a cell that stands looks dead."""
+    return [f"As of {time.strftime('%H:%M:%S UTC', time.gmtime(view.now_s))}."] if view.is_live else []
 
 
 def _progress(told: Told) -> str:

@@ -51,6 +51,25 @@ class _Part:
     short: str = ""
 
 
+class Pulse:
+    """Makes a line change while it has nothing new to say: it adds how long ago the line was new. Otherwise a count
+    that stands looks the same as a viewer that does."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._new_at_s = float("-inf")
+
+    def beat(self, line: Line, now_s: float, columns: int) -> Line:
+        """Called for each drawing; `columns` is the room for the line."""
+        if line.text != self._text:
+            self._text, self._new_at_s = line.text, now_s
+        age_s = int(now_s - self._new_at_s)
+        if age_s < 1:
+            return line
+        ago = f"{GAP}({_to_the_second(age_s)} ago)"
+        return Line(shorten(line.text, columns - len(ago)) + ago, line.tone)
+
+
 def live_line(
     state: SupervisorRecord,
     session: SessionRecord,
@@ -275,6 +294,14 @@ def _thousands(value: float) -> str:
 def _coarse(seconds: float) -> str:
     """'6m40s', but '28m': nobody needs the seconds of an hour."""
     return f"{seconds / 60:.0f}m" if 600 <= seconds < 3600 else format_short(seconds)
+
+
+def _to_the_second(seconds: int) -> str:
+    """'7s', '1m07s', '1h01m07s': never the same for two different seconds."""
+    if seconds < 60:
+        return f"{seconds}s"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m{rest:02d}s"
 
 
 def _value(value: float) -> str:

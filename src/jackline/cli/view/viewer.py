@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_output
-from jackline.cli.view.live_line import Line, live_line
+from jackline.cli.view.live_line import Line, Pulse, live_line
 from jackline.cli.view.notes import Commentary, Notes, Shown
 from jackline.cli.view.raw_stream import RawStream
 from jackline.cli.view.screen import MARK, Screen, Signals, choose_color, detect_surface, keyboard_of, may_interrupt
@@ -140,6 +140,7 @@ class Viewer:
         is_first = from_start and attempt.number == 1
         self._commentary = Commentary(run, now_s, from_start=is_first)
         self._line: tuple[float, int, Line] = (float("-inf"), 0, Line("", ""))
+        self._pulse = Pulse()
 
     def step(self, now_s: float) -> int | None:
         """Update everything once; return the exit code once the run has ended."""
@@ -316,7 +317,8 @@ class Viewer:
             if (
                 now_s - made_s >= STATE_EVERY_S or columns != made_for
             ):  # a command may print a thousand lines a second
-                line = self._life(now_s, columns - len(MARK) - 1)
+                room = columns - len(MARK) - 1
+                line = self._pulse.beat(self._life(now_s, room), now_s, room)
                 self._line = (now_s, columns, line)
             self.screen.set_status(line.text, line.tone)
 
