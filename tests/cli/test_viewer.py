@@ -105,10 +105,10 @@ import sys
 from pathlib import Path
 from jackline.cli.view.viewer import follow
 from jackline.rundir.layout import RunDir
-def pressed():
+def pressed(number):
     print("Ctrl-C was handed on", file=sys.stderr, flush=True)
     return {answer}
-sys.exit(follow(RunDir(Path(sys.argv[1])), attempt=1, from_start={from_start}, on_interrupt=pressed))
+sys.exit(follow(RunDir(Path(sys.argv[1])), attempt=1, from_start={from_start}, pass_on=pressed))
 """
 
 

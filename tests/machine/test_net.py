@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -153,3 +154,21 @@ def test_ss_really_prints_what_we_read() -> None:
         pytest.skip("ss is not installed")
     done = subprocess.run(["ss", "-tineH"], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
+
+
+def diag_message(address: str, *, timer: int, repeats: int, acked: int = 7) -> bytes:
+    """A reply of NETLINK_SOCK_DIAG about one connection, as the kernel writes it."""
+    far = socket.inet_aton(address)
+    head = struct.pack("=BBBBHH16s16sI8xIIIII", 2, 1, timer, repeats, 1, 2, b"", far, 0, 0, 0, 9, 0, 101)
+    info = bytes(120) + struct.pack("=QQ", acked, 1000)
+    return head + struct.pack("=HH", 4 + len(info), 2) + info
+
+
+@pytest.mark.parametrize(
+    ("timer", "repeats", "silent"),
+    [(1, 5, "10.0.0.2"), (1, 2, ""), (4, 9, ""), (0, 0, "")],
+    ids=["repeats", "lost one packet", "probes a full window", "idle"],
+)
+def test_an_address_that_acknowledges_nothing_is_told(timer: int, repeats: int, silent: str) -> None:
+    message = diag_message("10.0.0.2", timer=timer, repeats=repeats)
+    assert list(net._socket_bytes(message)) == [(101, 1007, silent)]

@@ -110,6 +110,67 @@ def test_tasks_of_srun_are_ranks_and_the_first_failure_is_told(shell: Shell) -> 
     assert shell.jackline("logs", "job", "--rank", "2").out == "hello from rank 2\n"
 
 
+# As much of torch as mp.spawn and a process group are made of, so that the test needs no torch.
+TORCH_PARTS = {
+    "torch/__init__.py": "__version__ = '2.13.0'\n",
+    "torch/distributed/__init__.py": "",
+    "torch/distributed/distributed_c10d.py": """
+place = {}
+def init_process_group(rank, world_size):
+    place.update(rank=rank, size=world_size)
+def get_rank():
+    return place["rank"]
+def get_world_size():
+    return place["size"]
+""",
+    "torch/multiprocessing/__init__.py": "from torch.multiprocessing.spawn import spawn\n",
+    "torch/multiprocessing/spawn.py": """
+import multiprocessing, sys, traceback
+def _wrap(fn, i, args, failed):
+    try:
+        fn(i, *args)
+    except Exception:
+        failed.put((i, traceback.format_exc()))
+        sys.exit(1)
+def spawn(fn, args=(), nprocs=1):
+    context = multiprocessing.get_context("spawn")
+    failed = context.SimpleQueue()
+    ranks = [context.Process(target=_wrap, args=(fn, i, args, failed)) for i in range(nprocs)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    if not failed.empty():
+        i, text = failed.get()
+        raise Exception("\\n\\n-- Process %d terminated with the following error:\\n%s" % (i, text))
+""",
+}
+SPAWNS = """
+import torch.multiprocessing as mp
+from torch.distributed import distributed_c10d as dist
+
+def main(rank, size):
+    dist.init_process_group(rank, size)
+    print("hello from rank", rank, flush=True)
+    if rank == 2:
+        raise ValueError("boo")
+
+if __name__ == "__main__":
+    mp.spawn(main, (3,), nprocs=3)
+"""
+
+
+def test_processes_of_mp_spawn_are_ranks_with_files_of_their_own(shell: Shell) -> None:
+    for name, text in TORCH_PARTS.items():
+        (shell.work / name).parent.mkdir(parents=True, exist_ok=True)
+        (shell.work / name).write_text(text)
+    done = shell.jackline("run", "--name", "job", "--", *shell.python("train.py", SPAWNS))
+    assert "hello from rank 0" in done.out
+    assert "hello from rank 1" not in done.out
+    assert "error: rank 2 of 3: ValueError: boo (train.py:9)" in done.err
+    assert shell.jackline("logs", "job", "--rank", "1").out == "hello from rank 1\n"
+
+
 # -- torchrun and its relatives ----------------------------------------------------------------------------------
 
 TORCH = pytest.mark.skipif(not (Path(sys.executable).parent / "torchrun").exists(), reason="needs torchrun")

@@ -320,3 +320,28 @@ def test_a_rank_that_moved_to_another_machine_has_not_ended() -> None:
             world.processes.pop()
 
     assert alarms(play(world, 120, step=renumber)) == []
+
+
+def test_what_is_sent_to_another_machine_and_not_acknowledged_names_a_cut_network_at_once() -> None:
+    world = far_apart(None)
+    world.tcp = 10_000_000  # of the seconds before
+
+    def cut(second: int) -> None:
+        if second == 4:
+            world.tcp, world.silent = 0, ("10.77.0.2",)
+
+    verdicts = play(world, 4 + WITHIN_S, step=cut)
+    named = [second for second, one in enumerate(verdicts) if "the network between the machines is cut" in one.text]
+    assert named[0] <= 4 + 3
+    assert verdicts[named[0]].kind == "WAITING"
+    assert verdicts[named[0]].text.startswith(
+        "the network between the machines is cut, or 10.77.0.2 is down: what was sent there does not arrive; "
+        "rank 0 has "
+    )
+    assert last(verdicts).kind == "STUCK"
+
+
+def test_a_rank_that_computes_here_is_not_blamed_on_the_network() -> None:
+    world = launched(rank(0), rank(1, call="", wait="running"))
+    world.processes[2].main_cores, world.silent = 0.9, ("10.77.0.2",)
+    assert "network" not in last(play(world, WITHIN_S)).text

@@ -95,10 +95,11 @@ class World:
     stacks_every_s: int = 5
     tcp_bytes: int = 0
     elsewhere: tuple[FarRank, ...] | None = None  # ranks of other machines
+    silent: tuple[str, ...] = ()  # addresses that acknowledge nothing
 
     def sample(self, second: int) -> Sample:
         tcp = None if self.tcp is None else {1: self.tcp_bytes}
-        tree = TreeReading(self.at_s, tuple(process.reading() for process in self.processes), tcp)
+        tree = TreeReading(self.at_s, tuple(process.reading() for process in self.processes), tcp, self.silent)
         is_due = self.stacks_every_s and second % self.stacks_every_s == 2
         stacks = tuple(process.stack() for process in self.processes) if is_due else None
         found = Sample(self.at_s, self.late_s, tree, self.gpus, self.output_bytes, self.marks, stacks)

@@ -44,8 +44,9 @@ def build_in_background(folder: Path, settings: dict[str, object]) -> None:
     from jackline.data.spec import CacheSettings
 
     parent = os.getppid()
-    # Ctrl-C goes to the whole process group. The builder ignores it: it ends when its reader ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C goes to the whole process group, Slurm's warning to all of a job. It ends when its reader ends.
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     step_back(5)
     run_builder(
         folder,

@@ -14,7 +14,7 @@ from stat import S_ISREG
 from typing import Literal, NamedTuple
 
 from jackline.immutable import immutable
-from jackline.machine.net import tree_sockets
+from jackline.machine.net import look_at_sockets
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
 from jackline.machine.readings import ProcessReading, RankPlace, TreeReading, Wait
 from jackline.machine.waits import read_wait, wait_in_state
@@ -192,7 +192,9 @@ def read_tree(root_pid: int, *, with_network: bool = False) -> TreeReading:
     found = tuple(reading for reading in readings if reading is not None)
     if not found or found[0].pid != root_pid:
         return TreeReading(at_s)
-    return TreeReading(at_s, found, tree_sockets([reading.pid for reading in found]) if with_network else None)
+    if not with_network:
+        return TreeReading(at_s, found)
+    return TreeReading(at_s, found, *look_at_sockets([reading.pid for reading in found]))
 
 
 def list_tree(root_pid: int) -> list[int]:

@@ -163,11 +163,13 @@ class Protection:
 @immutable
 class TreeReading:
     """A process and all its descendants, the root first. `sockets` has the bytes that each TCP socket of the tree has
-    received and sent, by inode; None when the machine does not report them."""
+    received and sent, by inode; None when the machine does not report them. `silent`: addresses to which the tree has
+    sent what is not acknowledged for seconds."""
 
     at_s: float
     processes: tuple[ProcessReading, ...] = field(default_factory=tuple)
     sockets: Mapping[int, int] | None = None
+    silent: tuple[str, ...] = ()
 
 
 @immutable

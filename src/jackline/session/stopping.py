@@ -16,7 +16,7 @@ from typing import Any
 
 from jackline.errors import EXIT_STOPPED
 
-_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+_NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C", signal.SIGUSR1: "SIGUSR1 (Slurm's warning)"}
 
 
 class Stopped(SystemExit):
@@ -75,6 +75,8 @@ class StopRequest:
             former = signal.getsignal(number)
             if former is signal.SIG_IGN:
                 continue  # nohup, or a parent that ignores the signal on purpose
+            if number == signal.SIGUSR1 and former is not signal.SIG_DFL:
+                continue  # the program or its framework uses it
             try:
                 signal.signal(number, self._on_signal)
             except ValueError:
@@ -103,7 +105,9 @@ class StopRequest:
             _tell(f"[jackline] {self.by}: saving at the end of this step, then ending{again}\n")
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        elif not self.is_shared:  # a launcher repeats the signal that its ranks have got already
+        elif (
+            number == signal.SIGTERM and not self.is_shared
+        ):  # a launcher repeats the signal that its ranks have got already
             raise Stopped("asked twice: ended in the middle of a step")
 
 
@@ -124,8 +128,8 @@ def cause_of(error: BaseException | None) -> tuple[str, int]:
 
 
 def _react_as_before(number: int, former: Callable[..., Any] | int | None, frame: Any) -> None:
-    if number == signal.SIGINT and _is_loader_worker():
-        return  # a terminal sends Ctrl-C to workers too; the step to be finished needs them
+    if number != signal.SIGTERM and _is_loader_worker():
+        return  # a terminal sends Ctrl-C to workers too, Slurm its warning; the step to be finished needs them
     if callable(former):
         former(number, frame)
         return

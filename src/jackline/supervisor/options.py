@@ -22,6 +22,7 @@ class SuperviseOptions:
     on_stuck: str = "report"  # report | restart | stop
     restart_attached: int | None = None
     on_stuck_attached: str | None = None
+    on_stuck_ranks: str | None = None  # of a collective that hangs, where on_stuck only reports
     resume_arg: str | None = None
     checkpoints: str | None = None
     time_limit_s: float | None = None

@@ -26,7 +26,6 @@ from jackline.rundir.intent import read_intent
 from jackline.rundir.layout import RunDir
 from jackline.rundir.lock import RunLock, acquire_after_finished
 from jackline.rundir.process_id import identify
-from jackline.rundir.records.stop_request import read_stop_request
 from jackline.rundir.records.supervisor import (
     CheckpointRecord,
     OutputRecord,
@@ -40,7 +39,16 @@ from jackline.rundir.run_file import read_run_file
 from jackline.supervisor.attempt.autopsy import Autopsy, examine, is_over
 from jackline.supervisor.attempt.heartbeat import HeartbeatNotes
 from jackline.supervisor.attempt.reaction import step_words, taken_over_text
-from jackline.supervisor.attempt.stopping import LimitWatch, Stopping, asked_to_stop, next_step, press
+from jackline.supervisor.attempt.stopping import (
+    Asked,
+    LimitWatch,
+    Stopping,
+    StuckWatch,
+    heed_warning,
+    next_step,
+    press,
+    stop_asked_for,
+)
 from jackline.supervisor.attempt.watching import AttemptWatch
 from jackline.supervisor.child.environment import attempt_environment
 from jackline.supervisor.child.process import Command, Ending, adopt_command, start_command
@@ -57,7 +65,6 @@ from jackline.units import format_duration
 TICK_S = 0.1
 STATE_EVERY_S = 1.0
 STUCK_GRACE_S = 10.0
-PREEMPTION_GRACE_S = 20.0
 SIGTERM_MAY_LAG_S = 1.0
 RESERVE_BYTES = 16 << 20
 PR_SET_CHILD_SUBREAPER = 36
@@ -91,8 +98,7 @@ class Supervisor:
         self.summaries, self.limit = list[AttemptSummary](), LimitWatch(options)
         self.stopping: Stopping | None = None
         self.stop_requested_by, self.sent = "", list[SentSignal]()
-        self.presses = self.presses_taken = 0
-        self.is_terminated = False
+        self.asked, self.stuck = Asked(), StuckWatch()
         self.last_autopsy: Autopsy | None = None
         cwd, since_s = Path(self.contents.cwd), self.contents.created_at_s
         self.checkpoints = CheckpointsSeen(run, options.checkpoints, cwd=cwd, since_s=since_s)
@@ -189,7 +195,7 @@ class Supervisor:
             now_s = time.monotonic()
             watch.tick(now_s)
             self._mind_stop(watch, now_s)
-            self._mind_stuck(watch)
+            self._mind_stuck(watch, now_s)
             self._mind_memory(watch)
             if self.checkpoints.look(now_s, watch.tree):
                 watch.note_mark()
@@ -257,7 +263,7 @@ class Supervisor:
         self.events.emit("restart", f"restarting in {format_duration(decision.delay_s)}: {decision.why}")
         self.stopping, self.sent = None, []
         while time.monotonic() < until_s:
-            if self._is_interrupted():
+            if self.asked.is_interrupted:
                 return False
             self._write_state(watch, is_restarting=True, restart_at_s=restart_at_s)
             self.events.tend_hooks()
@@ -265,12 +271,9 @@ class Supervisor:
             time.sleep(min(0.5, max(0.0, until_s - time.monotonic())))
         return True
 
-    def _is_interrupted(self) -> bool:
-        return self.presses > self.presses_taken or self.is_terminated
-
     def _finish(self, watch: AttemptWatch, autopsy: Autopsy, decision: Stop) -> int:
         show = partial(self._write_state, watch)
-        autopsy = self.mirroring.finish(watch.command.attempt, autopsy, self._is_interrupted, show)
+        autopsy = self.mirroring.finish(watch.command.attempt, autopsy, lambda: self.asked.is_interrupted, show)
         self._announce_end(autopsy)
         if decision.why and self._chosen.restart and autopsy.cause != "finished":
             self.events.emit("note", f"not restarting: {decision.why}")
@@ -286,12 +289,18 @@ class Supervisor:
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     def _mind_stop(self, watch: AttemptWatch, now_s: float) -> None:
-        if self.presses > self.presses_taken:
-            self.presses_taken += 1
+        if self.asked.presses > self.asked.presses_taken:
+            self.asked.presses_taken += 1
             self.stopping = press(self.stopping, grace_s=self.options.grace_s)
             self.stop_requested_by = self.stop_requested_by or "Ctrl-C"
-        if self.stopping is None and self.is_terminated:
+        if self.stopping is None and self.asked.is_terminated:
             self.stopping = self._stop_asked_for()
+        if self.asked.is_warned:
+            self.asked.is_warned = False
+            warned, text = heed_warning(watch.tree, self.options.grace_s)
+            self.events.emit("note", text)
+            if self.stopping is None and warned is not None:
+                self.stopping, self.stop_requested_by = warned, "SIGUSR1"
         if self.stopping is None and (words := self.limit.reached(now_s)):
             self.stop_requested_by = "time limit"
             self.stopping = Stopping("time-limit", self.options.grace_s)
@@ -305,29 +314,27 @@ class Supervisor:
             watch.send(step.signal, step.target)
 
     def _stop_asked_for(self) -> Stopping:
-        """`jackline stop` writes a file beside its signal; a SIGTERM without one came from the system or others."""
-        request = read_stop_request(self.run)
-        if time.time() - (request.at_s or 0.0) < 30.0:
-            self.stop_requested_by = request.by or "jackline stop"
-            return asked_to_stop(request, self.options.grace_s)
-        self.stop_requested_by = "SIGTERM to the supervisor"
-        return Stopping("sigterm", min(PREEMPTION_GRACE_S, self.options.grace_s))
+        stopping, self.stop_requested_by = stop_asked_for(self.run, self.options.grace_s)
+        return stopping
 
     def _hear_late_sigterm(self, ending: Ending) -> None:
         """A shutdown signals all processes in any order, so the command may have exited before we got our signal."""
         until_s = time.monotonic() + SIGTERM_MAY_LAG_S
-        while ending.signal == signal.SIGTERM and not self.sent and not self.is_terminated:
+        while ending.signal == signal.SIGTERM and not self.sent and not self.asked.is_terminated:
             if time.monotonic() > until_s:
                 return
             time.sleep(TICK_S)
-        if self.is_terminated and not self.stop_requested_by:
+        if self.asked.is_terminated and not self.stop_requested_by:
             self._stop_asked_for()
 
-    def _mind_stuck(self, watch: AttemptWatch) -> None:
-        is_stuck = watch.verdict is not None and watch.verdict.kind == "STUCK"
-        if self.stopping is None and is_stuck and watch.incidents and self._chosen.on_stuck != "report":
-            if self._chosen.on_stuck == "stop":
-                self.stop_requested_by = "--on-stuck stop"
+    def _mind_stuck(self, watch: AttemptWatch, now_s: float) -> None:
+        if self.stopping is not None or not watch.incidents:
+            return
+        action, text = self.stuck.judge(watch.verdict, self._chosen, now_s)
+        if text:
+            self.events.emit("note", text)
+        if action != "report":
+            self.stop_requested_by = "--on-stuck stop" if action == "stop" else self.stop_requested_by
             self.stopping = Stopping("stuck", min(STUCK_GRACE_S, self.options.grace_s))
 
     def _mind_memory(self, watch: AttemptWatch) -> None:
@@ -355,16 +362,7 @@ class Supervisor:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.mirroring = Mirroring(self.run, self.options, self.events)
-        signal.signal(signal.SIGINT, self._on_interrupt)
-        signal.signal(signal.SIGTERM, self._on_terminate)
-        for number in (signal.SIGHUP, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_IGN)
-
-    def _on_interrupt(self, _number: int, _frame: Any) -> None:
-        self.presses += 1
-
-    def _on_terminate(self, _number: int, _frame: Any) -> None:
-        self.is_terminated = True
+        self.asked.listen()
 
     def _adopted_watch(self) -> AttemptWatch | None:
         """The last attempt, if it was started and its end was not recorded."""

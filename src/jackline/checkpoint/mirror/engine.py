@@ -354,7 +354,7 @@ def _finish(mirror: Mirror, patience_s: float, told: list[int]) -> None:
 
 def serve(open_source: Callable[[MirrorOptions], tuple[Source, Path]]) -> None:
     """The life of a mirror process. `open_source` returns the checkpoints and the path of mirror.json."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     requests = Requests(0)
     options = requests.read_options()

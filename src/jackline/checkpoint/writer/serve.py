@@ -362,7 +362,7 @@ def _open_pidfd(pid: int) -> int | None:
 def main(arguments: list[str] | None = None, disk: Disk | None = None) -> None:
     """Arguments: the socket's file descriptor and the options as JSON."""
     words = sys.argv[1:] if arguments is None else arguments
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # these signals are meant for the trainer, not for the writer
     step_back(NICENESS)
     end = socket.socket(fileno=int(words[0]))

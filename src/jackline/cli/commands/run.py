@@ -288,6 +288,7 @@ def read_options(given: dict[str, Any]) -> SuperviseOptions:
         on_stuck=given["on_stuck"] or "report",
         restart_attached=RESTARTS_ATTACHED if given["restart"] is None else None,
         on_stuck_attached="restart" if given["on_stuck"] is None else None,
+        on_stuck_ranks="restart" if given["on_stuck"] is None else None,
         resume_arg=resume_arg,
         checkpoints=checkpoints,
         time_limit_s=given["time_limit"],

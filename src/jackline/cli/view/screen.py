@@ -301,7 +301,7 @@ def _same_place(first: int, second: int) -> bool:
     return (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino)
 
 
-_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
@@ -310,7 +310,7 @@ class Signals:
     def __init__(self) -> None:
         self.interrupts = 0
         self.terminate = False
-        self.hangup = False
+        self.hangup = self.warning = False
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -332,6 +332,8 @@ class Signals:
             self.interrupts += 1
         elif number == signal.SIGTERM:
             self.terminate = True
+        elif number == signal.SIGUSR1:
+            self.warning = True
         else:
             self.hangup = True
 

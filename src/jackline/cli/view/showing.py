@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import stat
 import time
 
@@ -141,24 +140,25 @@ def is_started_by_another(run: RunDir) -> bool:
 def follow_run(run: RunDir, *, attempt: int, from_start: bool = True, is_quiet: bool = False) -> int:
     from jackline.cli.view.viewer import follow, open_screen
 
-    # If we are a container's first process, our exit would end everything in it, unsaved. So pass the signal on.
-    is_container = os.getpid() == 1
+    # If we are a container's first process, our exit would end everything in it, unsaved. So pass the signal on. The
+    # same holds for a task of Slurm.
+    is_container = os.getpid() == 1 or "SLURM_JOB_ID" in os.environ
     return follow(
         run,
         attempt=attempt,
         from_start=from_start,
-        on_interrupt=lambda: interrupt(run),
+        pass_on=lambda number: pass_on(run, number),
         on_terminate=(lambda: request_stop(run, by="SIGTERM to the container")) if is_container else None,
         screen=open_screen(is_quiet=is_quiet),
     )
 
 
-def interrupt(run: RunDir) -> bool:
-    """Pass Ctrl-C to the supervisor, which knows how far the stop has got. False when there is no supervisor."""
+def pass_on(run: RunDir, number: int) -> bool:
+    """Pass Ctrl-C or a warning to the supervisor, which knows how far a stop has got. False when there is none."""
     supervisor = read_status(run).supervisor
     if supervisor is None or not is_alive(supervisor):
         return False
-    os.kill(supervisor.pid, signal.SIGINT)
+    os.kill(supervisor.pid, number)
     continue_paused([supervisor.pid])
     return True
 

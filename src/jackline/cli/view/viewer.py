@@ -8,6 +8,7 @@ line (live_line.py), which lines stay (notes.py), or what Ctrl-C does to the run
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,22 +54,22 @@ def follow(
     *,
     attempt: int,
     from_start: bool = True,
-    on_interrupt: Callable[[], object] | None = None,
+    pass_on: Callable[[int], object] | None = None,
     on_terminate: Callable[[], object] | None = None,
     screen: Screen | None = None,
 ) -> int:
     """Show `run` from `attempt` on until it has ended; return its exit code.
 
     Detaches (128 + signal number) at SIGTERM, SIGHUP, a closed stdout, and at SIGINT that is not from a terminal.
-    At a terminal SIGINT calls `on_interrupt` and following continues, unless that returns False. With `on_terminate`,
-    SIGTERM calls that and following continues.
+    At a terminal SIGINT is handed to `pass_on` and following continues, unless that returns False; SIGUSR1 always is.
+    With `on_terminate`, SIGTERM calls that and following continues.
     """
     viewer = Viewer(run, run.attempt(attempt), screen or open_screen(), from_start=from_start)
     with Signals() as signals:
         while True:
             code = viewer.step(time.monotonic())
             if code is None:
-                code = _mind_signals(signals, viewer, on_interrupt, on_terminate)
+                code = _mind_signals(signals, viewer, pass_on, on_terminate)
             if code is not None:
                 viewer.close()
                 return code
@@ -83,7 +84,7 @@ def open_screen(*, is_quiet: bool = False) -> Screen:
 def _mind_signals(
     signals: Signals,
     viewer: Viewer,
-    on_interrupt: Callable[[], object] | None,
+    pass_on: Callable[[int], object] | None,
     on_terminate: Callable[[], object] | None,
 ) -> int | None:
     """The exit code when it is time to detach."""
@@ -100,12 +101,15 @@ def _mind_signals(
     if signals.terminate:
         viewer.screen.say(f"this viewer was told to end (SIGTERM): {goes_on}")
         return 128 + 15
+    if signals.warning and pass_on is not None:
+        pass_on(signal.SIGUSR1)
+    signals.warning = False
     while signals.interrupts > 0:
         signals.interrupts -= 1
-        if on_interrupt is None or not may_interrupt(viewer.screen.surface):
+        if pass_on is None or not may_interrupt(viewer.screen.surface):
             viewer.screen.say(f"detached: {goes_on}")
             return 128 + 2
-        if on_interrupt() is False:
+        if pass_on(signal.SIGINT) is False:
             viewer.screen.say(f"there is no supervisor to hand Ctrl-C to; detached: {goes_on}")
             return 128 + 2
     return None

@@ -97,7 +97,8 @@ class First:
 def first_failed(evidence: Evidence) -> First | None:
     """None for a job of one process, and where nothing tells which rank it was."""
     reported = read_reports(evidence.output_tail)
-    if not evidence.ranks:
+    # mp.spawn raises the error of its process again, on the screen: it is in no rank's own file.
+    if not evidence.ranks or any(_SPAWNED.search(line) for line in evidence.output_tail):
         return _spawned(evidence, reported)
     chains = {end.rank: chain for end in evidence.ranks if (chain := _chain_of(end, evidence)) is not None}
     real = [rank for rank, chain in chains.items() if not is_echo(chain) and not _timed_out(chain)]
@@ -183,12 +184,14 @@ def _spawned(evidence: Evidence, reported: list[Reported]) -> First | None:
         return None
     told = reported[0]
     code = told.code
-    own = evidence
+    end = next((one for one in evidence.ranks if one.rank == told.rank), RankEnd(told.rank))
+    own = replace(evidence, ranks=(), last_frame=end.last_frame or evidence.last_frame)
     if code is not None and code < 0:
-        own = replace(evidence, exit_code=None, signal=-code)
+        own = replace(own, exit_code=None, signal=-code)
     elif code is not None:
-        own = replace(evidence, exit_code=code, output_tail=_before_last_error(evidence.output_tail))
-    return First(told.rank, 0, own, (told.rank,))
+        lines = _lines_of(end, evidence) if end.has_file else _before_last_error(evidence.output_tail)
+        own = replace(own, exit_code=code, output_tail=lines)
+    return First(told.rank, _world_size(evidence), own, (told.rank,), end.has_file)
 
 
 def _before_last_error(lines: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ beginning of files that become large. Judging who waits for whom is done in `han
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from jackline.diagnosis.deaths.evidence import RankEnd
 from jackline.diagnosis.doing import describe, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.immutable import immutable
-from jackline.machine.readings import GpuReading, ProcessReading
+from jackline.machine.readings import GpuReading, ProcessReading, RankPlace
 from jackline.rundir import atomic
 from jackline.rundir.access.writing import open_own
 from jackline.rundir.layout import AttemptDir, RunDir
@@ -63,9 +64,26 @@ class RankWatch:
         self._far: tuple[FarRank, ...] | None = None
         self._next_far_s = 0.0
         self._seen: dict[int, Seen] = {}
+        self._places: dict[int, RankPlace] = {}  # by pid, of processes that have left a note
+        self._notes_at_ns = 0
         self._files: list[tuple[int, Path]] = []
         self._holes: dict[int, int] = {}
         self._next_room_s = 0.0
+
+    def named(self, processes: tuple[ProcessReading, ...]) -> tuple[ProcessReading, ...]:
+        """The readings with the ranks that only the processes themselves know (mp.spawn)."""
+        with contextlib.suppress(OSError):
+            changed_at_ns = self._attempt.ranks.stat().st_mtime_ns
+            if changed_at_ns != self._notes_at_ns:
+                self._notes_at_ns = changed_at_ns
+                noted = _noted(self._attempt).values()
+                self._places = {one.pid: RankPlace(one.rank, one.world_size, one.rank) for one in noted}
+        if not self._places:
+            return processes
+        return tuple(
+            replace(one, rank=self._places.get(one.pid)) if one.rank is None and one.is_python else one
+            for one in processes
+        )
 
     def note(
         self, processes: tuple[ProcessReading, ...], stack_of: StackOf, gpus: Sequence[GpuReading], *, is_old: bool

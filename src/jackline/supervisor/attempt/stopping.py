@@ -10,17 +10,25 @@ import os
 import signal
 import time
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from jackline.immutable import immutable
 from jackline.machine.host import SessionEnd, find_session_end
-from jackline.rundir.records.stop_request import StopRequest
+from jackline.machine.proc import signal_answer
+from jackline.machine.readings import TreeReading
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.stop_request import StopRequest, read_stop_request
 from jackline.rundir.records.supervisor import TimeLimitRecord
+from jackline.supervisor.hang.scene import Verdict
+from jackline.supervisor.hang.totals import LAUNCHER_COMMS
 from jackline.supervisor.options import SuperviseOptions
 from jackline.units import format_duration
 
+# A collective that hangs is ended after this many times --stuck-after; at the alarm where nothing can help any more.
+RANKS_PATIENCE = 3.0
 Target = Literal["main", "group", "tree"]
 GROUP_PATIENCE_S = 5.0
+PREEMPTION_GRACE_S = 20.0
 # How long before the platform's end a run is stopped: to end its step, save, and be uploaded.
 LEAD_S, LEAD_WITH_MIRROR_S = 120.0, 300.0
 LEAST_LEAD_S = 10.0
@@ -67,6 +75,15 @@ def asked_to_stop(request: StopRequest, grace_s: float) -> Stopping:
     return Stopping("stop", own_s, first=int(request.signal or signal.SIGTERM))
 
 
+def stop_asked_for(run: RunDir, grace_s: float) -> tuple[Stopping, str]:
+    """How to stop after a SIGTERM to the supervisor, and who asked. `jackline stop` writes a file beside its signal;
+    one without it came from the system or others."""
+    request = read_stop_request(run)
+    if time.time() - (request.at_s or 0.0) < 30.0:
+        return asked_to_stop(request, grace_s), request.by or "jackline stop"
+    return Stopping("sigterm", min(PREEMPTION_GRACE_S, grace_s)), "SIGTERM to the supervisor"
+
+
 def press(stopping: Stopping | None, *, grace_s: float) -> Stopping:
     """Count one more Ctrl-C. If a stop by SIGTERM is under way, continue from the stage it has reached."""
     current = stopping or Stopping("ctrl-c", grace_s)
@@ -92,6 +109,71 @@ def _is_due(stopping: Stopping, now_s: float) -> bool:
         return True
     patience_s = stopping.grace_s if stopping.stage == 1 else GROUP_PATIENCE_S
     return now_s - stopping.last_step_at_s >= patience_s
+
+
+class Asked:
+    """What signals have asked of the supervisor itself. SIGUSR1 is how Slurm warns before a time limit
+    (`--signal=USR1@300`); every process of the job gets it."""
+
+    def __init__(self) -> None:
+        self.presses = self.presses_taken = 0
+        self.is_terminated = self.is_warned = False
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.presses > self.presses_taken or self.is_terminated
+
+    def listen(self) -> None:
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGUSR1, self._on_warning)
+        for number in (signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _on_interrupt(self, _number: int, _frame: Any) -> None:
+        self.presses += 1
+
+    def _on_terminate(self, _number: int, _frame: Any) -> None:
+        self.is_terminated = True
+
+    def _on_warning(self, _number: int, _frame: Any) -> None:
+        self.is_warned = True
+
+
+def heed_warning(tree: TreeReading, grace_s: float) -> tuple[Stopping | None, str]:
+    """What to do about SIGUSR1, and what to say. A program with a handler of its own has got the signal too. A
+    launcher only passes it on."""
+    found = (one for one in tree.processes if one.comm not in LAUNCHER_COMMS)
+    own = next((one for one in found if signal_answer(one.pid, signal.SIGUSR1) == "caught"), None)
+    words = "SIGUSR1, Slurm's warning before a time limit"
+    if own is not None:
+        return None, f"{words}: process {own.pid} ({own.comm}) handles it itself"
+    return Stopping("sigterm", grace_s), f"{words}: the run is stopped, to be resumed"
+
+
+class StuckWatch:
+    """What is done about a run that is stuck: `--on-stuck`. A collective of several ranks that hangs is ended without
+    being asked for: torch would end it too, after half an hour."""
+
+    def __init__(self) -> None:
+        self._told_since_s: float | None = None
+
+    def judge(self, verdict: Verdict | None, options: SuperviseOptions, now_s: float) -> tuple[str, str]:
+        """'report', 'stop' or 'restart', and what to say about it ('' for nothing new)."""
+        if verdict is None or verdict.kind != "STUCK":
+            return "report", ""
+        if options.on_stuck != "report" or options.on_stuck_ranks is None or verdict.rule != "collective":
+            return options.on_stuck, ""
+        left_s = 0.0 if verdict.is_final else verdict.since_s + RANKS_PATIENCE * options.stuck_after_s - now_s
+        if left_s <= 0:
+            return options.on_stuck_ranks, "the ranks cannot continue, so the job is ended now"
+        if self._told_since_s == verdict.since_s:
+            return "report", ""
+        self._told_since_s = verdict.since_s
+        words = (
+            f"if no rank moves, the job is ended in {format_duration(left_s)} (torch would wait for its own timeout)"
+        )
+        return "report", f"{words}; `--on-stuck report` forbids it"
 
 
 @immutable

@@ -17,7 +17,7 @@ from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.diagnosis.waiting import effective_wait
 from jackline.machine.gpu.watch import GpuUse, read_gpus
 from jackline.machine.memory import read_oom_counters
-from jackline.machine.net import tree_sockets
+from jackline.machine.net import look_at_sockets
 from jackline.machine.readings import GpuReading, OomCounters, ProcessReading, Rates, TreeReading, Wait, rates_between
 from jackline.rundir.layout import AttemptDir, RunDir
 from jackline.rundir.process_id import read_state
@@ -289,7 +289,7 @@ class AttemptWatch:
         tree = self.command.read_tree()
         pids = [process.pid for process in tree.processes]
         working = [process.pid for process in tree.processes if process.comm not in LAUNCHER_COMMS]
-        tree = TreeReading(tree.at_s, tree.processes, tree_sockets(working))
+        tree = TreeReading(tree.at_s, self.ranks.named(tree.processes), *look_at_sockets(working))
         self.rates = rates_between(self.tree if self.tree.processes else None, tree)
         self.tree = tree
         self.pids_seen.update(pids[:1000])

@@ -21,7 +21,7 @@ from typing import Any
 EARLIER_BYTES = 64 << 10  # of what it had printed before we came
 BLOCK_BYTES = 1 << 20
 TICK_S = 0.1
-IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP)
+IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP)
 
 
 def main() -> None:

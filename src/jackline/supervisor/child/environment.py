@@ -106,6 +106,9 @@ def attempt_environment(run: RunDir, attempt: AttemptDir, options: SuperviseOpti
         # With its shared store torchrun tells the meeting place of the ranks only once: a machine that joins later
         # would wait for it until both give up.
         env.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    if "SLURM_JOB_ID" in env:
+        # Slurm's warning reaches torchrun too, which would die of it and leave its ranks alone.
+        env.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     env["JACKLINE_MIRROR"] = options.mirror or ""
     env["JACKLINE_MIRROR_PATIENCE"] = f"{options.mirror_patience_s:g}"
     env["JACKLINE_FROM_SCRATCH"] = "1" if options.from_scratch else ""

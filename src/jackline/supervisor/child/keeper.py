@@ -39,6 +39,7 @@ IGNORED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGQUIT,
+    signal.SIGUSR1,
     signal.SIGTSTP,
     signal.SIGTTIN,
     signal.SIGTTOU,

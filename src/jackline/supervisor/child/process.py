@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Command:
         root = self.keeper if is_alive(self.keeper) and not self.is_adopted else self.child
         tree = read_tree(root.pid)
         processes = tuple(process for process in tree.processes if process.pid != self.keeper.pid)
-        return TreeReading(tree.at_s, processes, tree.sockets)
+        return replace(tree, processes=processes)
 
     def ending(self) -> Ending | None:
         """How the main process ended; None while it is alive."""

@@ -80,6 +80,7 @@ _MOVES_S = 10.0  # a rank whose processes have moved within this time works
 _TRAFFIC_BYTES_PER_S = 64_000.0
 _TRAFFIC_CORES = 0.1
 _MOST_GROUPS = 4
+_CUT_SHARE = 0.4  # of the usual wait until it is named: the kernel has waited for 3 s before
 _SILENT_S = 30.0  # a supervisor writes every second, and a network folder may lag
 _ONE_SIDED = {
     "recv": "each of them receives and none sends; let one send first, or use batch_isend_irecv",
@@ -135,16 +136,17 @@ def collective(scene: Scene) -> Verdict | None:
     if not inside or (len(ranks) + len(gone) < 2 and num_far < 1):
         return None
     since_s = max(one.view.moved_at_s for one in inside)
-    if scene.now_s - since_s < scene.limits.waiting_after_s:
-        return None
     outside = [one for one in ranks if not one.collective]
+    is_cut = bool(scene.state.sample.tree.silent) and not outside and not gone and num_far > 0
+    if scene.now_s - since_s < scene.limits.waiting_after_s * (_CUT_SHARE if is_cut else 1.0):
+        return None
     if not outside and not gone and any(meeting(one.view.stack) for one in inside):
         return None  # ranks of other machines have not started yet
     if any(scene.now_s - one.moved_at_s < _MOVES_S for one in outside):
         text = f"{_outside_text(outside)}; {_inside_text(inside, scene.now_s - since_s)}"
         pid = outside[0].view.reading.pid
         return Verdict("BUSY", "WAITING_RANKS", since_s, text, frame_of(scene.leader), pid)
-    if not outside and not gone and _is_exchanging(scene):
+    if not outside and not gone and not is_cut and _is_exchanging(scene):
         return None
     if not outside and not gone and num_far > 0:
         return _between_machines(scene, inside)
@@ -164,9 +166,10 @@ def _world_size(ranks: Sequence[Standing]) -> int:
 
 def _between_machines(scene: Scene, inside: list[Standing]) -> Verdict | None:
     """All ranks of this machine wait for ranks of others. What those do is known where the machines share a folder.
-    A rank that works there is waited for; its own supervisor judges it."""
-    far = scene.state.sample.elsewhere
-    if not far:
+    A rank that works there is waited for; its own supervisor judges it. Whether what was sent there arrives is known
+    to the kernel."""
+    far, silent = scene.state.sample.elsewhere or (), scene.state.sample.tree.silent
+    if not far and not silent:
         return None
     since_s = max(one.view.moved_at_s for one in inside)
     for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / 3)
@@ -176,6 +179,10 @@ def _between_machines(scene: Scene, inside: list[Standing]) -> Verdict | None:
     if late:
         words = ", ".join(f"{name} was last seen {format_duration(age_s)} ago" for name, age_s in late[:_MOST_GROUPS])
         text = f"{words}: that machine, or the network to it, is down; {here}"
+    elif silent:
+        names = ", ".join(silent[:_MOST_GROUPS])
+        text = f"the network between the machines is cut, or {names} is down: what was sent there does not arrive"
+        text += f"; {here}"
     elif away:
         one = away[0]
         at = f" at {one.place}" if one.place else ""
@@ -224,7 +231,8 @@ def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], g
         is_sure = not is_napping and all(one.view.reading.wait.kind not in ends for one in outside)
         kind: Kind = "STUCK" if is_sure else "SUSPECT"
         label = "DEADLOCK" if proved else "STUCK_RANKS"
-        return Verdict(kind, label, since_s, text, frame, pid, deadlock=proved)
+        is_final = proved is not None or bool(gone) or (not outside and flight is not None and bool(flight.odd))
+        return Verdict(kind, label, since_s, text, frame, pid, deadlock=proved, is_final=is_final)
     next_in_s = max(1.0, limit_s - for_s)
     text += f"; if nothing changes, an alarm in {format_duration(next_in_s)}"
     return Verdict("WAITING", "WAITING_RANKS", since_s, text, frame, pid, "STUCK", next_in_s)

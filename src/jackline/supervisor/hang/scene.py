@@ -60,6 +60,7 @@ class Verdict:
     next_kind: str = ""  # the alarm that follows if nothing changes, and when
     next_in_s: float | None = None
     deadlock: Deadlock | None = None
+    is_final: bool = False  # nothing that can still come lets it continue
     rule: str = field(default="", compare=False)
 
 

@@ -17,7 +17,7 @@ import sys
 _LOWEST_FD = 700
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _PR_SET_PTRACER = 0x59616D61
-_state = {"fd": -1, "inode": None, "folder": None, "inside": None, "forking": None, "fork": None}
+_state = {"fd": -1, "inode": None, "folder": None, "inside": None, "forking": None, "fork": None, "rank": ""}
 
 
 def _open_dump_file():
@@ -151,6 +151,7 @@ def _arm_recorder(module):
         made = begin(*args, **kwargs)
         if recorder is not None:
             recorder.open_door(module, _state["folder"])
+        _divide_late(module)
         return made
 
     module.init_process_group = init_process_group
@@ -247,10 +248,35 @@ def _divide_ranks():
 
     Only output that would go to the run's own file is moved: where a launcher was told to keep logs, its way holds.
     What a rank starts inherits its descriptors, so a second call finds nothing to move."""
-    folder = os.environ["JACKLINE_RANKS"]
     place = _rank_place()
-    if place is None:
-        return
+    if place is not None:
+        _divide(place)
+
+
+def _divide_late(module):
+    """The same for a child of multiprocessing (mp.spawn): its number is an argument, and known to torch by now."""
+    try:
+        processes = sys.modules.get("multiprocessing.process")
+        is_child = processes is not None and processes.parent_process() is not None
+        if os.environ.get("JACKLINE_RANKS") and is_child and not _state["rank"] and module.get_world_size() > 1:
+            number = str(module.get_rank())
+            _divide((number, str(module.get_world_size()), os.environ.get("LOCAL_RANK") or _spawned() or number))
+    except Exception:
+        pass
+
+
+def _spawned():
+    """The number that mp.spawn has given to this process on its machine; None outside of it."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_wrap" and frame.f_code.co_filename.endswith("torch/multiprocessing/spawn.py"):
+            return str(frame.f_locals.get("i"))
+        frame = frame.f_back
+    return None
+
+
+def _divide(place):
+    folder = os.environ["JACKLINE_RANKS"]
     attempt = os.path.dirname(folder)
     raws = []
     for name in ("raw.out", "raw.err"):
@@ -267,6 +293,7 @@ def _divide_ranks():
     except OSError:
         pass
     stem = os.path.join(folder, "rank-%d" % int(place[0]))
+    _state["rank"] = place[0]
     if place[2] != "0":
         own = os.open(stem + ".out", os.O_WRONLY | os.O_CREAT | os.O_APPEND | _FLAGS, 0o600)
         for fd in mine:
