@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +88,26 @@ def test_a_stop_of_one_rank_counts_once_all_ranks_know_of_it() -> None:
     assert not stop.is_made
     stop.is_agreed = True
     assert stop.is_made
+
+
+def test_slurms_warning_is_a_stop_request_unless_the_program_handles_it() -> None:
+    former = signal.getsignal(signal.SIGUSR1)
+    stop, own = StopRequest(), StopRequest()
+    try:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        stop.listen()
+        for _ in range(2):  # Slurm may repeat it
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.by == "SIGUSR1 (Slurm's warning)"
+        stop.stop_listening()
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        own.listen()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert own.by == ""
+    finally:
+        stop.stop_listening()
+        own.stop_listening()
+        signal.signal(signal.SIGUSR1, former)
 
 
 def test_ranks_without_a_process_group_are_told_what_is_missing() -> None:

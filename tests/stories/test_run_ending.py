@@ -332,3 +332,19 @@ def test_on_event_is_called_when_it_is_stuck_and_on_stuck_stop_ends_it(shell: Sh
 def test_a_broken_hook_does_not_harm_the_run(shell: Shell) -> None:
     done = shell.jackline("run", "--on-event", "exit 7", "--when-done", "no-such-command-anywhere", "--", "true")
     assert done.code == 0, done
+
+
+@pytest.mark.parametrize(("handler", "code"), [("", 143), ("signal.signal(signal.SIGUSR1, save)", 7)])
+def test_slurms_warning_ends_a_run_unless_its_script_handles_it(shell: Shell, handler: str, code: int) -> None:
+    source = "import signal, sys, time\ndef save(*_):\n    print('saved by itself')\n    sys.exit(7)\n"
+    source += f"{handler}\nprint('ready', flush=True)\ntime.sleep(1000)\n"
+    shell.env["SLURM_JOB_ID"] = "5"
+    live = shell.start("run", "--name", "job", "--", *shell.python("train.py", source))
+    live.wait_for("ready")
+    state = json.loads((shell.run_dir("job").path / "supervisor.json").read_text())
+    pids = [live.pid, *(state[word]["pid"] for word in ("supervisor", "keeper", "child"))]
+    for pid in pids if handler else pids[:3]:  # Slurm signals every process of the job
+        os.kill(pid, signal.SIGUSR1)
+    assert live.wait() == code
+    assert ("stopped by SIGUSR1" in live.text("err")) == (not handler)
+    assert ("saved by itself" in live.text("out")) == bool(handler)

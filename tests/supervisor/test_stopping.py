@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
 from jackline.machine.host import SessionEnd
+from jackline.machine.readings import TreeReading
 from jackline.rundir.records.supervisor import TimeLimitRecord
+from jackline.supervisor.attempt import stopping
 from jackline.supervisor.attempt.stopping import (
     Clocks,
     LimitWatch,
     Stopping,
+    StuckWatch,
     TimeLimit,
     choose_limit,
+    heed_warning,
     next_step,
     press,
 )
+from jackline.supervisor.hang.scene import Verdict
 from jackline.supervisor.options import SuperviseOptions
+from tests.supervisor.worlds import Proc
 
 
 def steps_over_time(stopping: Stopping, times_s: list[float]) -> list[tuple[float, int, str]]:
@@ -104,3 +111,54 @@ def test_a_supervisor_that_takes_over_keeps_the_limit(monkeypatch: pytest.Monkey
     assert second.reached(second.limit.ends_s - 1.0) == ""
     second.recall(TimeLimitRecord())  # written by an older version
     assert second.limit is not None
+
+
+# -- a run that is stuck -------------------------------------------------------------------------------------------
+
+RANKS = Verdict("STUCK", "STUCK_RANKS", 100.0, "rank 1 has not arrived", rule="collective")
+BY_DEFAULT = SuperviseOptions(on_stuck_ranks="restart")
+
+
+def actions(verdict: Verdict | None, options: SuperviseOptions, times_s: list[float]) -> list[str]:
+    watch = StuckWatch()
+    return [watch.judge(verdict, options, now_s)[0] for now_s in times_s]
+
+
+def test_a_collective_that_hangs_is_ended_though_nobody_has_asked_for_it() -> None:
+    assert actions(RANKS, BY_DEFAULT, [125.0, 200.0, 279.0, 280.0]) == ["report", "report", "report", "restart"]
+    watch = StuckWatch()
+    told = [watch.judge(RANKS, BY_DEFAULT, now_s)[1] for now_s in (125.0, 126.0)]
+    assert told == [
+        "if no rank moves, the job is ended in 2 min 35 s (torch would wait for its own timeout); "
+        "`--on-stuck report` forbids it",
+        "",
+    ]
+
+
+def test_a_collective_that_can_never_complete_is_ended_at_once() -> None:
+    assert actions(replace(RANKS, is_final=True), BY_DEFAULT, [121.0]) == ["restart"]
+
+
+def test_nothing_is_ended_that_may_continue_or_that_the_user_wants_to_keep() -> None:
+    alone = replace(RANKS, label="STUCK_LOCK", rule="stuck")
+    suspect = replace(RANKS, kind="SUSPECT")
+    for verdict in (None, alone, suspect):
+        assert actions(verdict, BY_DEFAULT, [125.0, 9000.0]) == ["report", "report"]
+    assert actions(RANKS, SuperviseOptions(), [9000.0]) == ["report"]
+    assert actions(alone, SuperviseOptions(on_stuck="stop"), [125.0]) == ["stop"]
+
+
+# -- Slurm's warning -----------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_handles_slurms_warning_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {5: "caught", 6: "default", 7: "caught"}
+    monkeypatch.setattr(stopping, "signal_answer", lambda pid, number: answers[pid])
+    launcher, plain, own = Proc(5, comm="pt_elastic"), Proc(6), Proc(7)
+    tree = TreeReading(0.0, (launcher.reading(), plain.reading()))
+    assert heed_warning(tree, 30.0)[0] == Stopping("sigterm", 30.0)
+    asked, text = heed_warning(TreeReading(0.0, (*tree.processes, own.reading())), 30.0)
+    assert asked is None
+    assert text == "SIGUSR1, Slurm's warning before a time limit: process 7 (python) handles it itself"
+    answers.update({6: "unknown", 7: "unknown"})  # it was quicker
+    assert heed_warning(TreeReading(0.0, (plain.reading(), own.reading())), 30.0)[0] is None

@@ -297,10 +297,10 @@ class Supervisor:
             self.stopping = self._stop_asked_for()
         if self.asked.is_warned:
             self.asked.is_warned = False
-            warned, text = heed_warning(watch.tree, self.options.grace_s)
-            self.events.emit("note", text)
-            if self.stopping is None and warned is not None:
-                self.stopping, self.stop_requested_by = warned, "SIGUSR1"
+            if self.stopping is None:
+                self.stopping, text = heed_warning(watch.tree, self.options.grace_s)
+                self.stop_requested_by = "SIGUSR1" if self.stopping else ""
+                self.events.emit("note", text)
         if self.stopping is None and (words := self.limit.reached(now_s)):
             self.stop_requested_by = "time limit"
             self.stopping = Stopping("time-limit", self.options.grace_s)

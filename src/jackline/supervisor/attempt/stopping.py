@@ -141,13 +141,16 @@ class Asked:
 
 
 def heed_warning(tree: TreeReading, grace_s: float) -> tuple[Stopping | None, str]:
-    """What to do about SIGUSR1, and what to say. A program with a handler of its own has got the signal too. A
-    launcher only passes it on."""
-    found = (one for one in tree.processes if one.comm not in LAUNCHER_COMMS)
-    own = next((one for one in found if signal_answer(one.pid, signal.SIGUSR1) == "caught"), None)
+    """What to do about SIGUSR1, and what to say. A program with a handler of its own has got the signal too, and may
+    have ended by now. A launcher only passes it on."""
+    found = [one for one in tree.processes if one.comm not in LAUNCHER_COMMS]
+    answers = {one.pid: signal_answer(one.pid, signal.SIGUSR1) for one in found}
+    own = next((one for one in found if answers[one.pid] == "caught"), None)
     words = "SIGUSR1, Slurm's warning before a time limit"
     if own is not None:
         return None, f"{words}: process {own.pid} ({own.comm}) handles it itself"
+    if all(answer == "unknown" for answer in answers.values()):
+        return None, f"{words}: the command ends by itself"
     return Stopping("sigterm", grace_s), f"{words}: the run is stopped, to be resumed"
 
 
