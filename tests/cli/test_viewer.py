@@ -314,6 +314,27 @@ def test_a_viewer_that_lags_behind_what_was_given_up_says_so(run: Run) -> None:
     ]
 
 
+def test_a_report_of_the_launcher_that_comes_in_pieces_is_left_out(run: Run) -> None:
+    """Python writes a traceback line by line, and reads source files in between: on a busy machine for seconds."""
+    stream = RawStream(run.attempt.raw_out)
+    report = [
+        "Traceback (most recent call last):\n",
+        '  File "<frozen runpy>", line 198, in _run_module_as_main\n',
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+        "============\ntrain.py FAILED\n",
+        "------------\nFailures:\n============\n",
+    ]
+    shown, now_s = b"", 100.0
+    for piece in ("step 1\n", *report, "done\n"):
+        run.print(piece.encode())
+        shown += stream.read()
+        for _ in range(30):
+            now_s += 0.1
+            shown += stream.read() + stream.settle_if_quiet(now_s)
+    assert shown == b"step 1\ndone\n"
+    assert stream.take_folded() == 8
+
+
 def test_a_stream_given_up_while_it_is_read_never_shows_zeros(run: Run) -> None:
     run.print(b"x" * 8 * MIB)
     stream = RawStream(run.attempt.raw_out)

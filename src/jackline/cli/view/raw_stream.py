@@ -18,6 +18,7 @@ from jackline.supervisor.output.room import CutWatch, first_data
 
 BLOCK_BYTES = 1 << 20
 TAIL_BYTES = 64 << 10
+SETTLE_AFTER_S, REPORT_PATIENCE_S = 0.3, 5.0
 _MARK = PROTOCOL.encode()
 _LINE = re.compile(rb"\r?" + re.escape(_MARK) + rb"[^\n]{0,4096}\n")
 _MAX_HELD = 4096
@@ -37,6 +38,8 @@ class RawStream:
         self._fold = FoldFilter()
         self._cut = CutWatch()
         self.skipped_bytes = 0
+        self._has_news = False
+        self._quiet_since_s = 0.0
 
     def read(self) -> bytes:
         """New bytes; empty when there are none. `skipped_bytes` counts bytes that were freed before we read them."""
@@ -53,12 +56,19 @@ class RawStream:
             return self.read()  # freed while we read it: what we got may be zeros
         self._offset += len(data)
         self._cut.note(data)
+        self._has_news = True
         return self._fold.feed(self._filter.feed(data)) or self.read()
 
     def settle(self) -> bytes:
-        """Return the bytes held back as a possible start of a protocol line or of a launcher's report; called after a
-        while without output."""
+        """Return the bytes held back as a possible start of a protocol line or of a launcher's report: at the end."""
         return self._fold.feed(self._filter.flush()) + self._fold.flush()
+
+    def settle_if_quiet(self, now_s: float) -> bytes:
+        """The same after a while without new bytes. A launcher on a busy machine takes its time for a report."""
+        if self._has_news:
+            self._has_news, self._quiet_since_s = False, now_s
+        patience_s = REPORT_PATIENCE_S if self._fold.is_holding else SETTLE_AFTER_S
+        return self.settle() if now_s - self._quiet_since_s > patience_s else b""
 
     def take_folded(self) -> int:
         """Lines of a launcher's report that were left out since the last call; 0 while such a report is read."""
@@ -151,6 +161,10 @@ class FoldFilter:
     def _lines(self, block: bytes) -> Iterator[bytes]:
         for line in block.splitlines(keepends=True):
             yield from (one.encode("latin-1") for one in self._noise.feed(line.decode("latin-1")))
+
+    @property
+    def is_holding(self) -> bool:
+        return self._noise.is_holding
 
     def flush(self) -> bytes:
         row, self._row = self._row, b""

@@ -42,7 +42,6 @@ READ_BUDGET_S = 0.25
 STATUS_AFTER_S = 1.0
 STATUS_OVER_A_BAR_AFTER_S = 1.5
 STATUS_EVERY_S = {"terminal": 1.0, "notebook": 1.8}
-SETTLE_AFTER_S = 0.3
 # How long to wait for a missing record of the end: the keeper writes its file a moment after the command ended.
 END_PATIENCE_S = 5.0
 END_SETTLES_S = 0.6
@@ -196,7 +195,7 @@ class Viewer:
                 self._show(data, stream, now_s)
                 if time.monotonic() > deadline_s:
                     return False
-            if now_s - self._last_bytes_s > SETTLE_AFTER_S and (rest := stream.settle()):
+            if rest := stream.settle_if_quiet(now_s):
                 self._show(rest, stream, now_s)
             self._say_skipped(stream)
             self._num_folded += stream.take_folded()
