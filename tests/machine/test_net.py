@@ -156,19 +156,33 @@ def test_ss_really_prints_what_we_read() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def diag_message(address: str, *, timer: int, repeats: int, acked: int = 7) -> bytes:
+def diag_message(address: str, *, timer: int, repeats: int, waiting: int) -> bytes:
     """A reply of NETLINK_SOCK_DIAG about one connection, as the kernel writes it."""
     far = socket.inet_aton(address)
-    head = struct.pack("=BBBBHH16s16sI8xIIIII", 2, 1, timer, repeats, 1, 2, b"", far, 0, 0, 0, 9, 0, 101)
-    info = bytes(120) + struct.pack("=QQ", acked, 1000)
+    head = struct.pack("=BBBBHH16s16sI8xIIIII", 2, 1, timer, repeats, 1, 2, b"", far, 0, 0, 0, waiting, 0, 101)
+    info = bytes(120) + struct.pack("=QQ", 7, 1000)
     return head + struct.pack("=HH", 4 + len(info), 2) + info
 
 
 @pytest.mark.parametrize(
-    ("timer", "repeats", "silent"),
-    [(1, 5, "10.0.0.2"), (1, 2, ""), (4, 9, ""), (0, 0, "")],
-    ids=["repeats", "lost one packet", "probes a full window", "idle"],
+    ("timer", "repeats", "waiting", "has_route", "silent"),
+    [
+        (1, 5, 9, True, "10.0.0.2"),
+        (1, 2, 9, True, ""),
+        (4, 0, 9, False, "10.0.0.2"),
+        (4, 0, 9, True, ""),
+        (4, 0, 0, False, ""),
+        (0, 0, 0, True, ""),
+    ],
+    ids=["far cut", "lost one packet", "own device down", "far end reads slowly", "nothing to send", "idle"],
 )
-def test_an_address_that_acknowledges_nothing_is_told(timer: int, repeats: int, silent: str) -> None:
-    message = diag_message("10.0.0.2", timer=timer, repeats=repeats)
+def test_an_address_that_acknowledges_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, timer: int, repeats: int, waiting: int, has_route: bool, silent: str
+) -> None:
+    monkeypatch.setattr(net, "_has_route", lambda family, address: has_route)
+    message = diag_message("10.0.0.2", timer=timer, repeats=repeats, waiting=waiting)
     assert list(net._socket_bytes(message)) == [(101, 1007, silent)]
+
+
+def test_an_address_of_this_machine_has_a_route() -> None:
+    assert net._has_route(socket.AF_INET, "127.0.0.1")

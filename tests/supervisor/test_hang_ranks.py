@@ -345,3 +345,8 @@ def test_a_rank_that_computes_here_is_not_blamed_on_the_network() -> None:
     world = launched(rank(0), rank(1, call="", wait="running"))
     world.processes[2].main_cores, world.silent = 0.9, ("10.77.0.2",)
     assert "network" not in last(play(world, WITHIN_S)).text
+
+
+def test_a_rank_elsewhere_whose_line_is_not_known_yet_does_not_hide_a_cut() -> None:
+    unknown = FarRank(1, "demo-B", "python: waiting for a lock", "", False, 2.0)
+    assert "the network between the machines is cut" in last(play(far_apart(unknown), WITHIN_S)).text

@@ -6,6 +6,7 @@ sockets of our own network namespace.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -27,11 +28,11 @@ _DIAG_MSG_BYTES = 72
 _INODE_AT = 68
 _BYTES_ACKED_AT = 120  # offset in struct tcp_info; bytes_received follows
 
-_FAR_AT = 24  # the remote address in struct inet_diag_msg
+_FAR_AT, _QUEUE_AT = 24, 60  # the remote address, and the bytes not acknowledged, in struct inet_diag_msg
 _MAPPED = bytes(10) + b"\xff\xff"
 # Each repetition waits twice as long as the one before, from 0.2 s on: the fourth is sent 3 s after the data. What
 # was lost by chance is acknowledged after one or two.
-_TIMER_RETRANSMIT, _REPEATS = 1, 4
+_TIMER_RETRANSMIT, _TIMER_PROBE, _REPEATS = 1, 4, 4
 _MOST_SILENT = 8
 
 _DEADLINE_S = 0.5
@@ -115,14 +116,28 @@ def _socket_bytes(message: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 def _unanswered(message: bytes) -> str:
-    """The remote address, if what was sent there has been repeated again and again without an acknowledgement."""
+    """The remote address, if what was sent there has been repeated again and again without an acknowledgement, or
+    waits to be sent because no route leads there any more."""
     family, _state, timer, repeats = message[:4]
-    if timer != _TIMER_RETRANSMIT or repeats < _REPEATS:
+    (num_waiting,) = struct.unpack_from("=I", message, _QUEUE_AT)
+    is_stopped = timer == _TIMER_PROBE and num_waiting > 0
+    if not is_stopped and (timer != _TIMER_RETRANSMIT or repeats < _REPEATS):
         return ""
     raw = message[_FAR_AT : _FAR_AT + (4 if family == socket.AF_INET else 16)]
     if raw[:12] == _MAPPED:
         family, raw = socket.AF_INET, raw[12:]
-    return socket.inet_ntop(family, raw)
+    address = socket.inet_ntop(family, raw)
+    return "" if is_stopped and _has_route(family, address) else address
+
+
+def _has_route(family: int, address: str) -> bool:
+    """Asks the kernel's table; nothing is sent."""
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.connect((address, 9))
+        except OSError as error:
+            return error.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+    return True
 
 
 def _bytes_from_ss(inodes: Collection[int]) -> dict[int, int] | None:

@@ -16,6 +16,7 @@ from jackline.diagnosis.waiting import effective_wait
 from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading, Wait, ranks_among
 from jackline.supervisor.hang.deadlock import Deadlock
+from jackline.supervisor.hang.sample import FarRank
 from jackline.supervisor.hang.scene import Kind, Scene, Verdict, naps
 from jackline.supervisor.hang.text import frame_of, place_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
@@ -175,7 +176,7 @@ def _between_machines(scene: Scene, inside: list[Standing]) -> Verdict | None:
     for_s, limit_s = scene.now_s - since_s, max(_LEAST_S, scene.limits.stuck_after_s / 3)
     here, leader = _inside_text(inside, for_s), inside[0].view
     late = sorted({(one.machine, one.age_s) for one in far if one.age_s > _SILENT_S})
-    away = [one for one in far if not one.is_waiting and one.age_s <= _SILENT_S]
+    away = [one for one in far if _is_away(one) and one.age_s <= _SILENT_S]
     if late:
         words = ", ".join(f"{name} was last seen {format_duration(age_s)} ago" for name, age_s in late[:_MOST_GROUPS])
         text = f"{words}: that machine, or the network to it, is down; {here}"
@@ -200,6 +201,11 @@ def _between_machines(scene: Scene, inside: list[Standing]) -> Verdict | None:
     next_in_s = max(1.0, limit_s - for_s)
     text += f"; if nothing changes, an alarm in {format_duration(next_in_s)}"
     return Verdict("WAITING", "WAITING_RANKS", since_s, text, frame, pid, "STUCK", next_in_s)
+
+
+def _is_away(one: FarRank) -> bool:
+    """Whether it is known to be in no collective. One that waits, while its line is not known, may be in one."""
+    return not one.is_waiting and (bool(one.place) or "waiting" not in one.what)
 
 
 def _standstill(scene: Scene, inside: list[Standing], outside: list[Standing], gone: list[int]) -> Verdict:
