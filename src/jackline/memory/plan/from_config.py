@@ -83,7 +83,9 @@ class ConfigModel:
         if options.is_recomputing:
             if not getattr(model, "supports_gradient_checkpointing", False):
                 raise UsageError(f"{type(model).__name__} has no gradient checkpointing")
-            model.gradient_checkpointing_enable()  # type: ignore[operator]
+            # transformers 5.23 gave it this name and warns of the old one.
+            name = "activation_checkpointing_enable"
+            getattr(model, name if hasattr(model, name) else "gradient_checkpointing_enable")()
             if self.settings.lora is not None:
                 model.enable_input_require_grads()  # type: ignore[operator]
         return model
