@@ -303,3 +303,40 @@ def test_after_more_output_only_the_outermost_line_is_told() -> None:
     left = outermost(stack(Frame("f", f"{SITE}/torch/x.py", 1), inner, own))
     assert describe(left, RUNNING, "python") == Doing("running train.py", user("", line=90))
     assert outermost(ProcessStack(1, "python")) is None
+
+
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [
+        ((("Thread._wait_for_tstate_lock", "threading"), ("Thread.join", "threading")), "the end of a thread"),
+        ((("join", "threading"),), "the end of a thread"),
+        ((("_shutdown", "threading"),), "the end of its other threads, at exit"),
+        ((("Condition.wait", "threading"), ("Event.wait", "threading")), "a signal of another thread"),
+        ((("wait", "threading"), ("Queue.get", "queue")), "an item of a queue"),
+        ((("wait", "threading"), ("Queue.put", "queue")), "room in a full queue"),
+        ((("wait", "threading"), ("Queue.join", "queue")), "the items of a queue to be done"),
+        ((("wait", "threading"), ("result", "concurrent/futures/_base")), "the result of a future"),
+        (
+            (("wait", "threading"), ("result", "concurrent/futures/_base"), ("map", "multiprocessing/pool")),
+            "the result of a future",
+        ),
+        (
+            (("wait", "threading"), ("wait", "threading"), ("ApplyResult.get", "multiprocessing/pool")),
+            "the results of a pool",
+        ),
+        ((("__enter__", "threading"),), "a lock"),
+    ],
+)
+def test_a_wait_inside_of_threading_is_told_by_what_is_awaited(
+    inner: tuple[tuple[str, str], ...], words: str
+) -> None:
+    frames = [Frame(function, f"{STD}/{file}.py", 1) for function, file in inner]
+    assert what(*frames, user("work()"), wait=Wait("lock")) == f"waiting for {words}"
+
+
+def test_what_was_read_from_inside_names_the_thread() -> None:
+    join = Frame("Thread.join", f"{STD}/threading.py", 1)
+    main = ThreadStack(1, "MainThread", (join, user("loader.join()")), True, awaits="the end of thread 'loader'")
+    found = ProcessStack(1, "python", (main,))
+    assert describe(found, Wait("lock"), "python").what == "waiting for the end of thread 'loader'"
+    assert describe(found, RUNNING, "python").what == "running train.py"

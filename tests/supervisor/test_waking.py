@@ -103,3 +103,22 @@ def test_a_file_that_cannot_be_watched_costs_the_sleep_nothing_but_its_length(tm
     waker.sleep(0.0, NEVER_S)
     waker.sleep(-1.0, -1.0)
     waker.close()
+
+
+def test_an_end_and_a_signal_end_even_the_least_sleep(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    file = tmp_path / "raw.out"
+    file.touch()
+    waker = Waker([file], EndWatch([known(sleeper)]))
+    former = signal.signal(signal.SIGUSR1, lambda number, _frame: None)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        waker.sleep(NEVER_S, NEVER_S)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    sleeper.kill()
+    waker.sleep(NEVER_S, NEVER_S)
+    # Once the end is known the least sleep is kept: whoever waits for others must not turn in a circle.
+    before_s = time.monotonic()
+    waker.sleep(0.3, 0.3)
+    assert time.monotonic() - before_s >= 0.25
+    waker.close()

@@ -14,9 +14,9 @@ from pathlib import PurePath
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
-from jackline.diagnosis.waiting import IDLE_LOOP, is_idle_loop
+from jackline.diagnosis.waiting import IDLE_LOOP, awaited_by, is_idle_loop
 from jackline.immutable import immutable
-from jackline.machine.readings import Wait
+from jackline.machine.readings import UNTIL_A_SIGNAL, Wait
 from jackline.units import format_bytes
 
 ARRIVES_BYTES_PER_S = 1024.0  # fewer bytes are keep-alives, not a download
@@ -94,8 +94,15 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around |
         return Doing(f"{COMPILING} ({compiler})", frame)
     if phase:
         return Doing(phase, frame)
-    waiting = IDLE_LOOP if is_idle_loop(stack, wait) else describe_wait(wait)
-    return Doing(waiting or _running(frame), frame)
+    return Doing(waiting_words(stack, wait) or _running(frame), frame)
+
+
+def waiting_words(stack: ProcessStack | None, wait: Wait) -> str:
+    """'waiting for the end of thread 'loader''; '' for a main thread that runs or whose wait is unknown."""
+    if is_idle_loop(stack, wait):
+        return IDLE_LOOP
+    awaited = awaited_by(stack.main) if stack is not None and wait.kind == "lock" else ""
+    return f"waiting for {awaited}" if awaited else describe_wait(wait)
 
 
 MEETING_HINT = (
@@ -152,6 +159,8 @@ def describe_wait(wait: Wait) -> str:
     """'waiting for the network (10.0.0.3:443)'; '' for a thread that runs or whose wait is unknown."""
     if wait.kind == "stopped":
         return f"paused ({wait.target or 'SIGSTOP'})"
+    if wait.kind == "sleep" and wait.target == UNTIL_A_SIGNAL:
+        return "waiting for a signal"
     words = _WAITING.get(wait.kind, "")
     is_telling = wait.target and wait.kind in _WITH_TARGET and not wait.target.startswith(("pipe:", "socket:"))
     return f"{words} ({wait.target})" if words and is_telling else words

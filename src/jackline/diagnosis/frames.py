@@ -40,6 +40,7 @@ class ThreadStack:
     wait: str = ""  # text of a machine.readings.Wait, e.g. 'lock', 'network 10.0.0.3:443'
     awaiting: Frame | None = None  # of an event loop: the line at which its task awaits, which no frame shows
     is_endless: bool = False  # its wait has no time limit
+    awaits: str = ""  # what it waits for inside Python, read from inside: "the end of thread 'loader'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,27 @@ from jackline.machine.readings import Wait
 _COLLECTS = ("/fsspec/asyn.py", "/concurrent/futures/", "/queue.py", "/multiprocessing/pool.py", "/anyio/", "/httpx/")
 _COLLECTING_WAITS = ("lock", "sleep", "unknown")
 IDLE_LOOP = "waiting in its event loop"
+# What a thread awaits in a function of Python's own library. In the kernel all of these are a lock.
+_AWAITED: dict[str, dict[str, str]] = {
+    "/threading.py": {
+        "join": "the end of a thread",
+        "_wait_for_tstate_lock": "the end of a thread",
+        "_join_os_thread": "the end of a thread",
+        "_shutdown": "the end of its other threads, at exit",
+        "wait": "a signal of another thread",
+        "wait_for": "a signal of another thread",
+    },
+    "/queue.py": {
+        "get": "an item of a queue",
+        "put": "room in a full queue",
+        "join": "the items of a queue to be done",
+    },
+    "/concurrent/futures/_base.py": dict.fromkeys(
+        ("result", "exception", "wait", "as_completed", "result_iterator"), "the result of a future"
+    ),
+    "/concurrent/futures/thread.py": {"shutdown": "the end of a pool's threads"},
+    "/multiprocessing/pool.py": dict.fromkeys(("wait", "get", "next"), "the results of a pool"),
+}
 _LOOP_WAITS = ("poll", "local_socket", "pipe")
 _LOOPS = ("/asyncio/base_events.py", "/trio/_core/_run.py")
 _POLLS = ("/selectors.py", "/asyncio/", "/trio/_core/")
@@ -49,3 +70,17 @@ def is_idle_loop(stack: ProcessStack | None, wait: Wait) -> bool:
         if not any(part in frame.file for part in _POLLS):
             return False
     return False
+
+
+def awaited_by(thread: ThreadStack | None) -> str:
+    """What a thread that waits for a lock really waits for: "the end of thread 'loader'". Best read from inside; else
+    the outermost function of Python's library tells. '' for a lock of the user's own."""
+    if thread is None or thread.awaits:
+        return thread.awaits if thread else ""
+    found = ""
+    for frame in thread.frames:
+        known = next((words for file, words in _AWAITED.items() if frame.file.endswith(file)), None)
+        if known is None:
+            break
+        found = known.get(frame.function.rpartition(".")[2], found)
+    return found

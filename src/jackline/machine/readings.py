@@ -30,6 +30,9 @@ WaitKind = Literal[
 ]
 
 
+UNTIL_A_SIGNAL = "until a signal"  # target of a sleep that only a signal ends
+
+
 @immutable
 class Wait:
     """What one thread waits for. `target` is a text for people, e.g. '10.0.0.3:443' or a file's path."""

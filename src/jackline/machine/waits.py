@@ -20,7 +20,7 @@ from typing import cast
 
 from jackline.machine.net import describe_socket
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
-from jackline.machine.readings import Wait, WaitKind
+from jackline.machine.readings import UNTIL_A_SIGNAL, Wait, WaitKind
 
 # The arguments of each group:
 #   read/write: arg 0 is a descriptor          poll: arg 0 array, arg 1 count      select: arg 0 count, 1-3 sets
@@ -112,6 +112,7 @@ _WORDS: dict[str, Wait] = {
     "lock": Wait("lock"),
     "sleep": Wait("sleep"),
 }
+FROZEN = Wait("stopped", "its cgroup is frozen")
 _STATES: dict[str, Wait] = {
     "R": Wait("running"),
     "T": Wait("stopped"),
@@ -146,6 +147,8 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
     words = call.split()
     number = int(words[0])
     if number < 0:
+        if _is_frozen(pid, tid):
+            return FROZEN
         return Wait("disk", "page fault") if state == "D" else _from_wchan(pid, tid, state)
     group = _syscalls().get(number)
     arguments = [int(word, 16) for word in words[1:7]]
@@ -157,19 +160,34 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
         wait = _named_pipe(pid, tid, wait)
     # In an uninterruptible sleep the kernel does I/O, except for a parent that waits for its vfork child.
     if state == "D" and wait.kind != "child":
-        return Wait("disk", wait.target, wait.fd)
-    return wait
+        return FROZEN if _is_frozen(pid, tid) else Wait("disk", wait.target, wait.fd)
+    return FROZEN if wait.kind == "unknown" and _is_frozen(pid, tid) else wait
+
+
+def _is_frozen(pid: int, tid: int) -> bool:
+    """Whether its cgroup is frozen (the freezer of version 1, cgroup.freeze of version 2, docker pause)."""
+    wchan = read_text(f"/proc/{pid}/task/{tid}/wchan") or ""
+    return "refrigerator" in wchan or "freezer" in wchan or "do_freezer_trap" in wchan
 
 
 # Calls whose time limit is a number of milliseconds: (argument, bits). All others take a pointer, 0 for no limit.
 _MILLISECONDS = {"x86_64": {7: 2, 232: 3, 281: 3}, "aarch64": {22: 3}}
 _LIMIT_AT = {"poll": 2, "epoll": 3, "select": 4, "lock": 3}
+# pause, sigsuspend and sigtimedwait, with the argument that points to a time limit.
+_SIGNAL_WAITS: dict[str, dict[int, int | None]] = {
+    "x86_64": {34: None, 130: None, 128: 2},
+    "aarch64": {133: None, 137: 2},
+}
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 
 
 def _with_limit(wait: Wait, number: int, group: str, arguments: list[int]) -> Wait:
     """Add whether the call ends only when what it waits for comes, and of a futex which one it is."""
     machine = os.uname().machine
+    if number in _SIGNAL_WAITS.get(machine, {}):
+        limit_at = _SIGNAL_WAITS[machine][number]
+        is_endless = limit_at is None or arguments[limit_at] == 0
+        return replace(wait, target=UNTIL_A_SIGNAL, is_endless=True) if is_endless else wait
     if group in ("read", "write", "child", "flock", "fcntl"):
         return replace(wait, is_endless=True, is_writing=group == "write")
     if group not in _LIMIT_AT or (group == "lock" and number != _FUTEX.get(machine)):

@@ -63,7 +63,7 @@ from jackline.supervisor.timeline import Timeline
 from jackline.units import format_duration
 
 TICK_S = 0.1
-STATE_EVERY_S = 1.0
+STATE_EVERY_S, STATE_MAY_BE_EARLY_S = 1.0, 0.2  # early with a sample, so that there is one wake-up a second
 STUCK_GRACE_S = 10.0
 SIGTERM_MAY_LAG_S = 1.0
 RESERVE_BYTES = 16 << 20
@@ -199,8 +199,8 @@ class Supervisor:
             self._mind_memory(watch)
             if self.checkpoints.look(now_s, watch.tree):
                 watch.note_mark()
-            if now_s >= next_state_s:
-                next_state_s = now_s + STATE_EVERY_S
+            if now_s >= next_state_s - STATE_MAY_BE_EARLY_S:
+                next_state_s = max(now_s, next_state_s) + STATE_EVERY_S
                 state = self._write_state(watch)
                 heartbeat.poll(state, now_s)
                 timeline.note(state)

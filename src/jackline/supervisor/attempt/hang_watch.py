@@ -105,13 +105,14 @@ STACKS_FIRST_APART_S = 3.0
 STACKS_SILENT_EVERY_S = 5.0
 # A program that computes in silence: each stack after half of the silence so far, at most this long.
 STACKS_MOVING_SHARE, STACKS_MOVING_EVERY_S = 0.5, 20.0
+STACKS_BEFORE_ALARM = 12
 STACKS_ALWAYS_EVERY_S = 30.0
 STACKS_NONE_YET_S = 2.0
 ALARMS = ("STUCK", "SUSPECT")
 LONGEST_GAP_S = 60.0
 # Verdicts whose samples are kept for `why --save-case`.
 KEPT = (*ALARMS, "WAITING")
-KEEP_EVERY_S = 30.0
+KEEP_EVERY_S, KEEP_LATER_EVERY_S = 30.0, 240.0  # doubled while nothing changes: writing them takes 15 to 50 ms
 
 
 class AskedBefore:
@@ -134,11 +135,15 @@ class AskedBefore:
         self._at_s = now_s
 
 
-def silent_stacks_every_s(silent_s: float, *, is_moving: bool) -> float:
-    """A stack costs 10 to 40 ms of CPU. A program that has computed in silence for long is looked at more rarely."""
-    if not is_moving:
-        return STACKS_SILENT_EVERY_S
-    return min(STACKS_MOVING_EVERY_S, max(STACKS_SILENT_EVERY_S, STACKS_MOVING_SHARE * silent_s))
+def silent_stacks_every_s(silent_s: float, verdict: Verdict | None) -> float:
+    """A stack costs 10 to 40 ms of CPU. A program that has computed in silence for long is looked at more rarely; one
+    that stands still a dozen times before the next alarm, so that what its threads do in turn is not missed."""
+    most_s = STACKS_SILENT_EVERY_S
+    if verdict is not None and verdict.kind in ("PROGRESS", "BUSY"):
+        most_s = STACKS_MOVING_SHARE * silent_s
+    elif verdict is not None and verdict.next_in_s is not None:
+        most_s = verdict.next_in_s / STACKS_BEFORE_ALARM
+    return min(STACKS_MOVING_EVERY_S, max(STACKS_SILENT_EVERY_S, most_s))
 
 
 class HangWatch:
@@ -166,15 +171,17 @@ class HangWatch:
         self._flight: Flight | None = None
         self._began_s = time.monotonic()
         self._alarm = ""
-        self._kept_at_s = float("-inf")
+        self._kept_at_s, self._keep_every_s = float("-inf"), KEEP_EVERY_S
         self._pending: Verdict | None = None
 
     def judge_sample(self, sample: Sample) -> Verdict:
         before, self.verdict = self.verdict, self.judge.add(sample)
         self._raise_alarm(self.verdict)
         is_new = before is None or before.kind != self.verdict.kind
-        if self.verdict.kind in KEPT and (is_new or sample.at_s - self._kept_at_s >= KEEP_EVERY_S):
+        self._keep_every_s = KEEP_EVERY_S if is_new else self._keep_every_s
+        if self.verdict.kind in KEPT and (is_new or sample.at_s - self._kept_at_s >= self._keep_every_s):
             self._kept_at_s = sample.at_s
+            self._keep_every_s = min(KEEP_LATER_EVERY_S, 2 * self._keep_every_s)
             write_often(self._attempt.case_file, self.judge.case(self.verdict))
         return self.verdict
 
@@ -237,8 +244,7 @@ class HangWatch:
         is_due = now_s - max(self.requested_at_s, self._began_s) >= always_every_s
         # In a proved deadlock nothing will change, so looking often would only cost CPU.
         is_proved = self.judge.has_proof()
-        is_moving = self.verdict is not None and self.verdict.kind in ("PROGRESS", "BUSY")
-        silent_every_s = silent_stacks_every_s(now_s - last_output_s, is_moving=is_moving)
+        silent_every_s = silent_stacks_every_s(now_s - last_output_s, self.verdict)
         is_due = is_due or (is_silent and not is_proved and since_stacks_s >= silent_every_s)
         if is_first or is_due:
             self._silent_at_s = now_s if is_first else self._silent_at_s

@@ -52,7 +52,7 @@ from jackline.supervisor.state_record import (
 )
 
 SAMPLE_EVERY_S = 1.0
-TICK_S, CALM_TICK_S, SHORT_TICK_S = 0.1, 0.25, 0.02
+TICK_S, CALM_TICK_S, SHORT_TICK_S = 0.1, 0.5, 0.02
 CALM_AFTER_S = 10.0
 QUIET_AFTER_S = 3.0  # by then the first heartbeat of a silence has named the line
 STACKS_RISING_EVERY_S = 0.3

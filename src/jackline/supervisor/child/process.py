@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +70,7 @@ class Command:
     def read_tree(self) -> TreeReading:
         """Read the command and its descendants, without the keeper."""
         root = self.keeper if is_alive(self.keeper) and not self.is_adopted else self.child
-        tree = read_tree(root.pid)
-        processes = tuple(process for process in tree.processes if process.pid != self.keeper.pid)
-        return replace(tree, processes=processes)
+        return read_tree(root.pid, without_root=root is self.keeper)
 
     def ending(self) -> Ending | None:
         """How the main process ended; None while it is alive."""

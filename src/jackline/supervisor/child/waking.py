@@ -55,7 +55,7 @@ class Waker:
 
     def __init__(self, files: Sequence[Path], ends: EndWatch) -> None:
         self._ends = ends  # kept, because it owns the descriptors
-        self._poll = select.poll()
+        self._poll, self._urgent = select.poll(), select.poll()
         self._fds: list[int] = []
         self._signals = -1
         self._is_whole = False
@@ -64,19 +64,35 @@ class Waker:
             self._signals = self._hear_signals()
             for fd in (self._events, self._signals, *ends.fds):
                 self._poll.register(fd, select.POLLIN)
+            for fd in (self._signals, *ends.fds):
+                self._urgent.register(fd, select.POLLIN)
             self._is_whole = True
 
     def sleep(self, least_s: float, most_s: float) -> None:
-        """Sleep `least_s`, then until something happens, at most `most_s` in all."""
-        time.sleep(max(0.0, least_s))
+        """Sleep `least_s`, but only until a process ends or a signal arrives; then also until something is printed.
+        At most `most_s` in all."""
         left_s = most_s - max(0.0, least_s)
-        if not self._is_whole or left_s <= 0.0:
+        if self._rest(max(0.0, least_s)) or not self._is_whole or left_s <= 0.0:
             return
         if self._poll.poll(1000.0 * left_s):
             # Emptied before the next look at the files, so that what is written after this wakes us again.
-            for fd in (self._events, self._signals):
-                with contextlib.suppress(OSError):
-                    os.read(fd, _EVENTS_BYTES)
+            self._empty(self._events, self._signals)
+
+    def _rest(self, least_s: float) -> bool:
+        """Sleep that long; True when a process ended or a signal arrived meanwhile. An end that is known already does
+        not count: it would end every sleep at once."""
+        if not self._is_whole or not self._ends.are_all_there():
+            time.sleep(least_s)
+            return False
+        is_woken = bool(self._urgent.poll(1000.0 * least_s))
+        if is_woken:
+            self._empty(self._signals)
+        return is_woken
+
+    def _empty(self, *fds: int) -> None:
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.read(fd, _EVENTS_BYTES)
 
     def close(self) -> None:
         if self._signals >= 0:

@@ -73,6 +73,7 @@ def is_spinning(gpus: tuple[GpuReading, ...], tree: TreeReading, idle_power_w: M
     return False
 
 
+DATA_BYTES = 100  # a keep-alive of HTTP/2 and its answer are 34 bytes, 78 under TLS
 LATE_S = 5.0  # if the supervisor is this late, the whole machine was suspended
 _MOST_INTERVALS = 256
 _MOST_ENDED = 16
@@ -102,6 +103,7 @@ class Movement:
     proved_at_s: float = 0.0
     ranks: frozenset[int] = frozenset()  # of a distributed job: all that have been seen, also those that have ended
     flight: Flight | None = None  # the newest answers of their flight recorders
+    data_at_s: float = -math.inf  # when sockets last moved more than a keep-alive
 
     @property
     def is_gpu_working(self) -> bool:
@@ -181,6 +183,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         proved_at_s=at_s if sample.was_asked and sample.deadlock else before.proved_at_s,
         ranks=before.ranks | frozenset(ranks_among(sample.tree.processes)),
         flight=sample.flight or before.flight,
+        data_at_s=at_s if did.tcp_bytes >= DATA_BYTES else before.data_at_s,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting
-from jackline.diagnosis.waiting import effective_wait
+from jackline.diagnosis.waiting import awaited_by, effective_wait
 from jackline.supervisor.hang.movement import stands_since_s
 from jackline.supervisor.hang.ranks import collective
 from jackline.supervisor.hang.scene import (
@@ -19,8 +19,11 @@ from jackline.supervisor.hang.scene import (
     Verdict,
     awaits_ranks,
     is_asleep,
+    is_fed_by_network,
     is_fed_by_threads,
+    is_idle_server,
     is_joining_threads,
+    is_listening,
     is_main_asleep,
     is_main_working,
     is_on_disk,
@@ -43,6 +46,7 @@ _STRONG_CPU_CORES, _STRONG_TCP, _STRONG_DISK = 0.1, 64_000.0, 256_000.0
 # Above these that is possible, but a logger that sends metrics can cause as much.
 _FAIR_TCP, _FAIR_DISK = 2_000.0, 16_000.0
 _FAIR_PATIENCE = 5.0
+_CLIENT_PATIENCE = 4.0  # of a server: its clients come when they like
 # During fsync no counter of the process changes, while the kernel writes for minutes.
 _DISK_PATIENCE = 5.0
 
@@ -97,8 +101,8 @@ def _paused_by(scene: Scene, view: ProcessView) -> Verdict:
     text = f"{describe_wait(reading.wait)}: {name}{f' at {place}' if place else ''}"
     if not is_leader:
         text += f"; the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"
-    is_signal = reading.state == "T"
-    text += f"; `kill -CONT {reading.pid}` continues it" if is_signal else "; detach the debugger to continue"
+    hints = {"T": f"`kill -CONT {reading.pid}` continues it", "t": "detach the debugger to continue"}
+    text += f"; {hints.get(reading.state, 'it continues when its cgroup is thawed (docker unpause)')}"
     since_s = scene.now_s if view.paused_since_s is None else view.paused_since_s
     label = "STOPPED" if is_leader else "STOPPED_CHILD"
     return Verdict("PAUSED", label, since_s, text, frame_of(scene.leader), reading.pid)
@@ -126,7 +130,7 @@ def deadlocked(scene: Scene) -> Verdict | None:
 
 def stuck_limit_s(scene: Scene) -> float:
     """How long nothing at all may move."""
-    limit_s = scene.limits.stuck_after_s
+    limit_s = scene.limits.stuck_after_s * (_CLIENT_PATIENCE if is_listening(scene) else 1.0)
     if is_asleep(scene):
         limit_s = max(limit_s, 2 * scene.limits.suspect_after_s * sleep_patience(scene))
     return limit_s * _DISK_PATIENCE if is_on_disk(scene) else limit_s
@@ -167,7 +171,7 @@ def suspect_limit_s(scene: Scene) -> float:
     is_data_moving = did.tcp_bytes >= _STRONG_TCP or did.disk_bytes >= _STRONG_DISK
     if are_many_busy or is_data_moving or scene.state.is_gpu_working:
         return math.inf
-    if is_fed_by_threads(scene) or is_worked_for(scene):
+    if is_fed_by_threads(scene) or is_worked_for(scene) or is_fed_by_network(scene) or is_idle_server(scene):
         return math.inf
     if awaits_ranks(scene.leader):
         return (
@@ -176,6 +180,8 @@ def suspect_limit_s(scene: Scene) -> float:
     limit_s = scene.limits.suspect_after_s * (sleep_patience(scene) if is_asleep(scene) else 1.0)
     if is_on_disk(scene):
         limit_s *= _DISK_PATIENCE / 2
+    if is_listening(scene):
+        limit_s *= _CLIENT_PATIENCE
     is_fair = did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK or is_joining_threads(scene)
     return limit_s * _FAIR_PATIENCE if is_fair else limit_s
 
@@ -270,8 +276,9 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
         return "WAITING_NETWORK", f"waiting for the network ({far_end}{rate})"
     if kind in WORKER_WAITS[:4] and scene.workers:
         return "WAITING_CHILD", "waiting for a child process"
+    awaited = awaited_by(scene.leader.stack.main) if scene.leader.stack else ""
     words = {
-        "lock": ("WAITING_LOCK", "waiting for another thread"),
+        "lock": ("WAITING_LOCK", f"waiting for {awaited or 'another thread'}"),
         "file_lock": ("WAITING_LOCK", "waiting for a file lock"),
         "sleep": ("SLEEPING", "sleeping"),
         "stopped": ("STOPPED", "paused"),

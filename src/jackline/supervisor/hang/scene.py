@@ -193,6 +193,31 @@ def is_worked_for(scene: Scene) -> bool:
     return is_signal and any(scene.now_s - at_s <= scene.limits.stuck_after_s for at_s in worked)
 
 
+# Libraries in which a main thread waits, while threads without Python code receive what it waits for.
+_CLIENTS = tuple(
+    f"/{name}/" for name in ("grpc", "aiohttp", "httpx", "httpcore", "websockets", "redis", "pika", "ray")
+)
+
+
+def is_fed_by_network(scene: Scene) -> bool:
+    """The main thread waits inside of a client of a service, and more than keep-alives has come or gone lately."""
+    inner = itertools.takewhile(lambda frame: not frame.is_user, main_frames(scene.leader))
+    is_client = any(part in frame.file for frame in inner for part in _CLIENTS)
+    return is_client and scene.now_s - scene.state.data_at_s <= scene.limits.stuck_after_s
+
+
+def is_listening(scene: Scene) -> bool:
+    """Whether the main thread waits for somebody to connect."""
+    return scene.leader.reading.wait.target.startswith("listening on")
+
+
+def is_idle_server(scene: Scene) -> bool:
+    """An event loop with a timer that listens for clients; its tasks wait for nothing but the end of a sleep."""
+    tasks = [task for task in scene.leader.stack.tasks if task.startswith("task ")] if scene.leader.stack else []
+    is_idle = all("awaits the end of a sleep" in task for task in tasks)
+    return is_listening(scene) and is_idle and _is_timed_loop(scene.leader, scene.now_s)
+
+
 def _is_inside(frames: Sequence[Frame], files: Sequence[str]) -> bool:
     return any(part in frame.file for frame in frames for part in files)
 

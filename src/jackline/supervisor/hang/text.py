@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting
+from jackline.diagnosis.doing import MEETING_HINT, meeting, waiting_words
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
-from jackline.diagnosis.waiting import IDLE_LOOP, effective_wait, is_idle_loop
+from jackline.diagnosis.waiting import awaited_by, effective_wait
 from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.stacks.take import is_housekeeping
 
@@ -32,8 +32,7 @@ def place_text(frame: Frame | None) -> str:
 
 def view_text(view: ProcessView) -> str:
     """'is waiting for a lock at train.py:41 `with lock:`'."""
-    wait = effective_wait(view.stack, view.reading.wait)
-    waiting = IDLE_LOOP if is_idle_loop(view.stack, wait) else describe_wait(wait)
+    waiting = waiting_words(view.stack, effective_wait(view.stack, view.reading.wait))
     place = place_text(frame_of(view))
     main = view.stack.main if view.stack else None
     if (
@@ -66,7 +65,8 @@ def other_threads(view: ProcessView) -> list[str]:
 
 def thread_wait_text(thread: ThreadStack) -> str:
     word = thread.wait.partition(" ")[0]
-    known = {"lock": "waits for a lock", "network": "waits for the network", "sleep": "sleeps", "running": "runs"}
+    awaited = awaited_by(thread) or "a lock"
+    known = {"lock": f"waits for {awaited}", "network": "waits for the network", "sleep": "sleeps", "running": "runs"}
     return known.get(word, f"waits ({thread.wait})" if thread.wait else "stands")
 
 

@@ -44,17 +44,22 @@ class Judge:
         self._movement: Movement | None = None
         self._verdict: Verdict | None = None
         self._scene: Scene | None = None
-        self._samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+        self._samples: deque[Sample] = deque()
+        self._num_kept = 0  # readings of processes in them
 
     def add(self, sample: Sample) -> Verdict:
-        self._samples.append(sample)
-        while sum(len(kept.tree.processes) for kept in self._samples) > KEPT_READINGS:
-            self._samples.popleft()
+        self._keep(sample)
         self._movement = note(self._movement, sample, window_s=_window_s(self._floor))
         # Kept, because several questions about it are asked each second.
         self._scene = _scene_of(self._movement, self._floor)
         self._verdict = _decide(self._scene) if self._scene else _ended(self._movement)
         return self._verdict
+
+    def _keep(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        self._num_kept += len(sample.tree.processes)
+        while len(self._samples) > KEPT_SAMPLES or self._num_kept > KEPT_READINGS:
+            self._num_kept -= len(self._samples.popleft().tree.processes)
 
     def evidence(self) -> dict[str, Any]:
         """What the newest verdict rests on."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 
-from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading
 from jackline.supervisor.hang.sample import Sample
@@ -64,15 +64,19 @@ class ProcessView:
 
 
 def new_view(process: ProcessReading, at_s: float) -> ProcessView:
-    paused_since_s = at_s if process.state in "Tt" else None
+    paused_since_s = at_s if _is_held(process) else None
     ran_at_s = dict.fromkeys((tid for tid, _ in process.threads), at_s)
     return ProcessView(process, at_s, at_s, paused_since_s=paused_since_s, ran_at_s=ran_at_s)
 
 
+def _is_held(process: ProcessReading) -> bool:
+    return process.state in "Tt" or process.wait.kind == "stopped"
+
+
 def is_paused(view: ProcessView, at_s: float) -> bool:
-    """Whether a signal stopped it (T), or a debugger has held it for a while (t)."""
+    """Whether a signal stopped it (T), its cgroup is frozen, or a debugger has held it for a while (t)."""
     since_s = view.paused_since_s
-    return since_s is not None and (view.reading.state == "T" or at_s - since_s >= TRACED_S)
+    return since_s is not None and (view.reading.state != "t" or at_s - since_s >= TRACED_S)
 
 
 def step_views(
@@ -95,8 +99,10 @@ def step_views(
 def _step(
     old: ProcessView, process: ProcessReading, at_s: float, span_s: float, *, is_disturbed: bool
 ) -> ProcessView:
+    if is_disturbed and process.state == "t":  # held by our own stack reader
+        process = replace(process, state=old.reading.state, wait=old.reading.wait)
     spent_s = 0.0 if is_disturbed else _main_cpu_s(old.reading, process)
-    is_held = process.state in "Tt"
+    is_held = _is_held(process)
     # The time of a pause says nothing about the program, so its end counts as movement.
     is_continued = not is_held and is_paused(old, at_s)
     is_working = _is_working(old, spent_s, span_s) or _is_woken(old, process, spent_s)
@@ -177,11 +183,10 @@ def _worked(old: ProcessView, process: ProcessReading, at_s: float) -> Mapping[i
 
 
 def _is_woken(old: ProcessView, process: ProcessReading, spent_s: float | None) -> bool:
-    """Whether its main thread ran between two calls without a time limit: what it waited for came, and it waits for
-    the next one. A thread that wakes up by itself to check a flag uses calls with a limit."""
-    is_endless = old.reading.wait.is_endless and process.wait.is_endless
+    """Whether its main thread has run since it was in a call without a time limit: what it waited for came. A thread
+    that wakes up by itself to check a flag uses calls with a limit."""
     has_counter = old.reading.main_cpu_s is not None and process.main_cpu_s is not None
-    return is_endless and has_counter and bool(spent_s) and not old.is_signalled
+    return old.reading.wait.is_endless and has_counter and bool(spent_s) and not old.is_signalled
 
 
 def _median(values: tuple[float, ...]) -> float:
@@ -291,9 +296,17 @@ def _is_handed_on(view: ProcessView, stack: ProcessStack) -> bool:
 
 def _with_known(stack: ProcessStack, before: ProcessStack) -> ProcessStack:
     """A stack of the same place, with what was read from inside the process before."""
-    lines = {thread.thread_id: thread.awaiting for thread in before.threads}
-    threads = tuple(replace(thread, awaiting=lines.get(thread.thread_id)) for thread in stack.threads)
+    known = {thread.thread_id: thread for thread in before.threads}
+    threads = tuple(_with_awaited(thread, known.get(thread.thread_id)) for thread in stack.threads)
     return replace(stack, threads=threads, tasks=before.tasks, role=before.role)
+
+
+def _with_awaited(thread: ThreadStack, before: ThreadStack | None) -> ThreadStack:
+    if before is None:
+        return thread
+    is_there_still = thread.frames == before.frames
+    awaits = thread.awaits or (before.awaits if is_there_still else "")
+    return replace(thread, awaiting=thread.awaiting or before.awaiting, awaits=awaits)
 
 
 def remembered(view: ProcessView, old: ProcessView | None) -> ProcessView:

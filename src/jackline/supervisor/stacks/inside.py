@@ -155,8 +155,9 @@ def signal_inside(pid: int, folder: Path) -> bool:
 
 
 # Calls that a signal ends early, which C code may not expect: pause, sigsuspend, sigtimedwait, nanosleep; and
-# restart_syscall, which is what a sleep is called after a debugger (our own stack reader) had paused it.
-_FRAGILE = {"x86_64": (34, 35, 128, 130, 219), "aarch64": (101, 128, 133, 137)}
+# restart_syscall, which is what a sleep is called after a debugger (our own stack reader) had paused it; and connect,
+# because Python takes the interrupted connect() of a local socket for a successful one.
+_FRAGILE = {"x86_64": (34, 35, 42, 128, 130, 219), "aarch64": (101, 128, 133, 137, 203)}
 _CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}
 _TIMER_ABSTIME = 1
 

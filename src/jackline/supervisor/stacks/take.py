@@ -80,7 +80,8 @@ def with_reports(
 
 
 def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -> ProcessStack:
-    threads = list(stack.threads)
+    awaited = {one.tid: one.waits.what for one in report.threads if one.waits and one.waits.what != "a lock"}
+    threads = [replace(one, awaits=awaited.get(one.thread_id, "")) for one in stack.threads]
     sentences = list(report.remarks)
     for loop in report.loops:
         leaf = leaf_of(loop)

@@ -1,0 +1,136 @@
+"""Healthy programs whose main thread waits for what comes from outside: a server, a signal, another process; and
+processes that are held still by somebody else, by a frozen cgroup or by our own stack reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jackline.diagnosis.frames import Frame, ProcessStack
+from jackline.machine.readings import UNTIL_A_SIGNAL, Wait
+from jackline.machine.waits import FROZEN
+from jackline.supervisor.hang.verdict import Judge, Sample, Verdict
+from jackline.supervisor.stacks.inside import signal_inside
+from tests.supervisor.hanging import hanging
+from tests.supervisor.worlds import Proc, World, alarms, first, play
+
+GRPC = Frame("_next", "/v/site-packages/grpc/_channel.py", 9)
+ENDLESS = Wait("lock", is_endless=True)
+
+
+def hands_on_every(seconds: int, one: Proc, waits: Wait) -> object:
+    """Every few seconds it runs for 0.1 ms after what it waited for, which is far too little to count as work."""
+
+    def step(second: int) -> None:
+        is_over = second % (2 * seconds) >= seconds
+        one.wait = Wait("sleep") if is_over else waits
+        one.main_cpu_s += 0.0001 * (second % seconds == 0)
+
+    return step
+
+
+@pytest.mark.parametrize("waits", [ENDLESS, Wait("sleep", UNTIL_A_SIGNAL, is_endless=True)])
+def test_what_comes_again_and_again_is_movement(waits: Wait) -> None:
+    player = Proc(8, 7)
+    world = World([Proc(7, wait=Wait("child", is_endless=True)), player])
+    assert alarms(play(world, 700, step=hands_on_every(20, player, waits))) == []
+
+
+def test_what_never_comes_is_none() -> None:
+    player = Proc(8, 7, wait=ENDLESS)
+    assert alarms(play(World([Proc(7, wait=Wait("child", is_endless=True)), player]), 100)) == ["STUCK STUCK_CHILD"]
+
+
+def stream(bytes_per_s: int) -> list[Verdict]:
+    """A message each second: gRPC receives it in threads of its own, and wakes the main thread up for 0.1 ms."""
+    main = Proc(7, inside=(GRPC,), main_cores=0.0001)
+    return play(World([main], tcp=bytes_per_s), 700)
+
+
+def test_a_stream_of_small_messages_is_no_hang() -> None:
+    assert alarms(stream(150)) == []
+
+
+def test_keep_alives_are_no_messages() -> None:
+    assert alarms(stream(34)) == ["SUSPECT STUCK_LOCK"]
+
+
+def server(task: str) -> list[Verdict]:
+    """A web server with a timer: nothing but its timer runs, and a thread beside it works a little each second."""
+    main = Proc(7, wait=Wait("network", "listening on 0.0.0.0:80"), main_cores=0.002, main_sleeps=10)
+    world = World([main, Proc(8, 7, main_cores=0.004, main_sleeps=10)])
+    judge = Judge()
+    verdicts = []
+    for second in range(700):
+        sample = world.sample(second)
+        stacks = tuple(with_task(stack, task) for stack in sample.stacks or ()) or None
+        verdicts.append(judge.add(replace(sample, stacks=stacks)))
+        world.live()
+    return verdicts
+
+
+def with_task(stack: ProcessStack, task: str) -> ProcessStack:
+    return replace(stack, tasks=(task,)) if stack.pid == 7 else stack
+
+
+def test_a_server_without_clients_is_no_hang() -> None:
+    assert alarms(server("task 'Task-1' awaits the end of a sleep at /v/uvicorn/server.py:9")) == []
+
+
+def test_a_task_that_waits_beside_a_server_is_one() -> None:
+    assert alarms(server("task 'Task-1' awaits a future at /me/train.py:9")) == ["SUSPECT STUCK_NET"]
+
+
+def test_a_server_waits_longer_for_its_clients_than_others_may() -> None:
+    waits = Wait("network", "listening on 0.0.0.0:80", is_endless=True)
+    verdicts = play(World([Proc(7, wait=waits)]), 250)
+    assert (alarms(verdicts), first(verdicts, "STUCK")) == (["STUCK STUCK_NET"], 240)
+
+
+def test_a_frozen_cgroup_is_a_pause() -> None:
+    world = World([Proc(7, wait=Wait("child")), Proc(8, 7, state="D", wait=FROZEN)])
+    verdicts = play(world, 100)
+    assert alarms(verdicts) == []
+    assert verdicts[-1].text == (
+        "paused (its cgroup is frozen): process 8 (python) at /me/p8.py:10 `with lock:`; the main thread (pid 7) is "
+        "waiting for a child process at /me/p7.py:10 `with lock:`; it continues when its cgroup is thawed "
+        "(docker unpause)"
+    )
+
+
+def test_our_own_stack_reader_is_no_debugger() -> None:
+    """On a busy machine py-spy holds a process for seconds while it reads native stacks."""
+    main = Proc(7)
+    world, judge = World([main]), Judge()
+    verdicts = []
+    for second in range(100):
+        is_held = 62 <= second < 70
+        main.state, main.wait = ("t", Wait("stopped", "by a debugger")) if is_held else ("S", Wait("lock"))
+        sample: Sample = replace(world.sample(second), disturbed=frozenset({7} if is_held else ()))
+        verdicts.append(judge.add(sample))
+        world.live()
+    assert {verdict.kind for verdict in verdicts[61:]} == {"STUCK"}
+    assert not any("debugger" in verdict.text for verdict in verdicts)
+
+
+BACKLOG_FULL = """
+import socket
+path = "listens"
+server = socket.socket(socket.AF_UNIX)
+server.bind(path)
+server.listen(0)
+clients = []
+while True:
+    clients.append(socket.socket(socket.AF_UNIX))
+    clients[-1].connect(path)  # HERE
+    clients[-1].getpeername()  # raises where connect() had returned without a connection
+"""
+
+
+def test_a_process_in_connect_is_not_signalled(tmp_path: Path) -> None:
+    """Python takes a connect() of a local socket that a signal has interrupted for a successful one."""
+    with hanging(tmp_path, BACKLOG_FULL, waits="local_socket") as program:
+        assert not signal_inside(program.pid, program.stacks)
+        assert program.process.poll() is None
