@@ -180,7 +180,7 @@ def check_needs(program: Program) -> None:
             raise Unavailable("there is no gcc to compile a C program with")
         if need == "libstdbuf" and not list(Path("/usr").glob("lib*/**/libstdbuf.so")):
             raise Unavailable("there is no libstdbuf (coreutils), so a C program cannot be made to flush")
-        if need in ("torch", "tokenizers", "numpy", "zmq") and importlib.util.find_spec(need) is None:
+        if need in ("torch", "tokenizers", "numpy", "uvicorn", "zmq") and importlib.util.find_spec(need) is None:
             raise Unavailable(f"{need} is not installed")
 
 

@@ -10,7 +10,8 @@ import pytest
 from jackline.diagnosis.doing import Around, Doing, describe, describe_wait, imported_package, outermost
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.diagnosis.user_code import came_with_pip, is_user_file
-from jackline.machine.readings import Wait, WaitKind
+from jackline.diagnosis.waiting import effective_wait
+from jackline.machine.readings import UNTIL_A_SIGNAL, Wait, WaitKind
 
 SITE = "/v/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"
@@ -340,3 +341,19 @@ def test_what_was_read_from_inside_names_the_thread() -> None:
     found = ProcessStack(1, "python", (main,))
     assert describe(found, Wait("lock"), "python").what == "waiting for the end of thread 'loader'"
     assert describe(found, RUNNING, "python").what == "running train.py"
+
+
+def test_a_sleep_inside_of_a_database_call_is_a_locked_database() -> None:
+    line = user("db.execute('insert into t values (1)')")
+    assert what(line, wait=Wait("sleep")) == "waiting for a database that another connection has locked"
+    assert what(Frame("sleep", f"{SITE}/tenacity/nap.py", 3), line, wait=Wait("sleep")) == "sleeping"
+
+
+def test_a_wait_for_a_signal_is_no_sleep() -> None:
+    assert what(user("signal.pause()"), wait=Wait("sleep", UNTIL_A_SIGNAL)) == "waiting for a signal"
+
+
+def test_a_main_thread_in_grpc_waits_for_the_network() -> None:
+    inside = Frame("_next", f"{SITE}/grpc/_channel.py", 9)
+    found = effective_wait(stack(inside, user("stub.Predict(x)")), Wait("lock"))
+    assert (found.kind, found.is_endless) == ("network", False)

@@ -11,10 +11,11 @@ import pytest
 from jackline.diagnosis.frames import Frame, ProcessStack
 from jackline.machine.readings import UNTIL_A_SIGNAL, Wait
 from jackline.machine.waits import FROZEN
+from jackline.supervisor.hang.deadlock import Deadlock, Member
 from jackline.supervisor.hang.verdict import Judge, Sample, Verdict
 from jackline.supervisor.stacks.inside import signal_inside
 from tests.supervisor.hanging import hanging
-from tests.supervisor.worlds import Proc, World, alarms, first, play
+from tests.supervisor.worlds import Proc, World, alarms, first, gpu, play
 
 GRPC = Frame("_next", "/v/site-packages/grpc/_channel.py", 9)
 ENDLESS = Wait("lock", is_endless=True)
@@ -43,6 +44,21 @@ def test_what_never_comes_is_none() -> None:
     assert alarms(play(World([Proc(7, wait=Wait("child", is_endless=True)), player]), 100)) == ["STUCK STUCK_CHILD"]
 
 
+def test_a_child_that_works_after_each_sleep_may_sleep_longer_than_the_limit() -> None:
+    child = Proc(8, 7, wait=Wait("sleep"))
+    world = World([Proc(7, wait=Wait("child", is_endless=True)), child])
+
+    def step(second: int) -> None:
+        child.main_cpu_s += 0.02 * (second in (40, 80, 160, 240))
+
+    assert alarms(play(world, 300, step=step)) == []
+
+
+def test_a_child_that_never_woke_up_from_its_sleep_is_stuck() -> None:
+    child = Proc(8, 7, wait=Wait("sleep"))
+    assert alarms(play(World([Proc(7, wait=Wait("child", is_endless=True)), child]), 100)) == ["STUCK STUCK_CHILD"]
+
+
 def stream(bytes_per_s: int) -> list[Verdict]:
     """A message each second: gRPC receives it in threads of its own, and wakes the main thread up for 0.1 ms."""
     main = Proc(7, inside=(GRPC,), main_cores=0.0001)
@@ -54,7 +70,7 @@ def test_a_stream_of_small_messages_is_no_hang() -> None:
 
 
 def test_keep_alives_are_no_messages() -> None:
-    assert alarms(stream(34)) == ["SUSPECT STUCK_LOCK"]
+    assert alarms(stream(34)) == ["SUSPECT STUCK_NET"]
 
 
 def server(task: str) -> list[Verdict]:
@@ -64,6 +80,7 @@ def server(task: str) -> list[Verdict]:
     judge = Judge()
     verdicts = []
     for second in range(700):
+        main.wait = Wait("running") if second % 3 == 0 else Wait("network", "listening on 0.0.0.0:80")
         sample = world.sample(second)
         stacks = tuple(with_task(stack, task) for stack in sample.stacks or ()) or None
         verdicts.append(judge.add(replace(sample, stacks=stacks)))
@@ -80,7 +97,8 @@ def test_a_server_without_clients_is_no_hang() -> None:
 
 
 def test_a_task_that_waits_beside_a_server_is_one() -> None:
-    assert alarms(server("task 'Task-1' awaits a future at /me/train.py:9")) == ["SUSPECT STUCK_NET"]
+    told = alarms(server("task 'Task-1' awaits a future at /me/train.py:9"))
+    assert {words.partition(" ")[0] for words in told} == {"SUSPECT"}
 
 
 def test_a_server_waits_longer_for_its_clients_than_others_may() -> None:
@@ -134,3 +152,54 @@ def test_a_process_in_connect_is_not_signalled(tmp_path: Path) -> None:
     with hanging(tmp_path, BACKLOG_FULL, waits="local_socket") as program:
         assert not signal_inside(program.pid, program.stacks)
         assert program.process.poll() is None
+
+
+# -- a deadlock beside the main thread -----------------------------------------------------------------------------
+
+CYCLE = Deadlock((Member(7, 71, "thread 'a'", "lock 'b'", "/me/p7.py:3"),), True, "they wait for each other", False)
+
+
+def beside(main: Proc, *, counts: bool, prints: bool) -> list[str]:
+    """Two threads have locked each other out; the main thread does not need them."""
+
+    class Proved(World):
+        def sample(self, second: int) -> Sample:
+            found = super().sample(second)
+            processes = tuple(replace(one, threads=((7, second), (71, 5))) for one in found.tree.processes)
+            tree = replace(found.tree, processes=processes)
+            return replace(found, tree=tree, was_asked=True, deadlock=CYCLE)
+
+    world = Proved([main])
+
+    def step(_second: int) -> None:
+        world.marks += counts
+        world.output_bytes += 20 * prints
+
+    return alarms(play(world, 200, step=step))
+
+
+def test_a_main_thread_that_counts_steps_is_not_stuck_for_threads_beside_it() -> None:
+    assert beside(Proc(7, main_cores=0.01), counts=True, prints=True) == []
+
+
+def test_words_of_a_main_thread_that_stands_are_no_steps() -> None:
+    assert beside(Proc(7, main_writes=20), counts=False, prints=True)[-1:] == ["STUCK DEADLOCK"]
+
+
+# -- a GPU that hangs ----------------------------------------------------------------------------------------------
+
+
+def test_a_hung_kernel_is_told_before_it_is_suspect() -> None:
+    idle, spins = gpu(), gpu(utilisation_percent=100)
+    world = World([Proc(7, state="R", wait=Wait("running"), source="loss.item()", main_cores=1.0)], gpus=(idle,))
+
+    def step(second: int) -> None:
+        world.gpus = (spins if second >= 5 else idle,)
+
+    verdicts = play(world, 80, step=step)
+    assert {(verdict.kind, verdict.label) for verdict in verdicts[11:64]} == {("BUSY", "GPU_SPIN")}
+    assert verdicts[20].text == (
+        "the GPU shows full use but has touched no memory and drawn idle power for 15 s at /me/p7.py:10 "
+        "`loss.item()`; if nothing changes, SUSPECT in 45 s"
+    )
+    assert alarms(verdicts) == ["SUSPECT GPU_SPIN"]

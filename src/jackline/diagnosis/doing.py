@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
-from jackline.diagnosis.waiting import IDLE_LOOP, awaited_by, is_idle_loop
+from jackline.diagnosis.waiting import IDLE_LOOP, awaited_by, is_at_locked_database, is_idle_loop
 from jackline.immutable import immutable
 from jackline.machine.readings import UNTIL_A_SIGNAL, Wait
 from jackline.units import format_bytes
@@ -101,6 +101,8 @@ def waiting_words(stack: ProcessStack | None, wait: Wait) -> str:
     """'waiting for the end of thread 'loader''; '' for a main thread that runs or whose wait is unknown."""
     if is_idle_loop(stack, wait):
         return IDLE_LOOP
+    if is_at_locked_database(stack, wait):
+        return "waiting for a database that another connection has locked"
     awaited = awaited_by(stack.main) if stack is not None and wait.kind == "lock" else ""
     return f"waiting for {awaited}" if awaited else describe_wait(wait)
 

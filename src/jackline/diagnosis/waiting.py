@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 
 from jackline.diagnosis.frames import ProcessStack, ThreadStack
@@ -9,6 +11,7 @@ from jackline.machine.readings import Wait
 
 # Files whose frames mean that a thread waits for what other threads fetch.
 _COLLECTS = ("/fsspec/asyn.py", "/concurrent/futures/", "/queue.py", "/multiprocessing/pool.py", "/anyio/", "/httpx/")
+_CLIENTS = ("/grpc/_channel.py", "/grpc/_common.py")
 _COLLECTING_WAITS = ("lock", "sleep", "unknown")
 IDLE_LOOP = "waiting in its event loop"
 # What a thread awaits in a function of Python's own library. In the kernel all of these are a lock.
@@ -44,12 +47,20 @@ def effective_wait(stack: ProcessStack | None, wait: Wait) -> Wait:
     that says nothing.
     """
     main = stack.main if stack else None
-    if stack is None or main is None or wait.kind not in _COLLECTING_WAITS:
+    if stack is None or main is None or wait.kind not in (*_COLLECTING_WAITS, "poll"):
         return wait
+    if _is_in_client(main):
+        return replace(wait, kind="network", target="", is_endless=False)
     if not any(part in frame.file for frame in main.frames for part in _COLLECTS):
         return wait
     far_ends = [end for thread in stack.threads if not thread.is_main and (end := _far_end(thread))]
     return replace(wait, kind="network", target=far_ends[0], is_endless=False) if far_ends else wait
+
+
+def _is_in_client(main: ThreadStack) -> bool:
+    """Whether it waits inside of a library whose threads without Python code talk to a server."""
+    inner = itertools.takewhile(lambda frame: not frame.is_user, main.frames)
+    return any(part in frame.file for frame in inner for part in _CLIENTS)
 
 
 def _far_end(thread: ThreadStack) -> str:
@@ -70,6 +81,16 @@ def is_idle_loop(stack: ProcessStack | None, wait: Wait) -> bool:
         if not any(part in frame.file for part in _POLLS):
             return False
     return False
+
+
+_DATABASE_CALL = re.compile(r"\.(execute|executemany|executescript|commit)\(")
+
+
+def is_at_locked_database(stack: ProcessStack | None, wait: Wait) -> bool:
+    """Whether the main thread sleeps inside of a call to a database: SQLite does so until others unlock it."""
+    main = stack.main if stack else None
+    frame = main.frames[0] if main and main.frames else None
+    return wait.kind == "sleep" and frame is not None and _DATABASE_CALL.search(frame.source) is not None
 
 
 def awaited_by(thread: ThreadStack | None) -> str:

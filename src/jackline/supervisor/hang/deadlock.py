@@ -109,7 +109,9 @@ def _follow(node: Node, waiters: Mapping[Node, Waiter], dead: frozenset[Node]) -
         busy = [one for one in providers if waiters[one].wants != "its next task"] or providers
         if not busy:
             return tuple(path), False
-        following = next((one for one in busy if one in path), busy[0])
+        # Whoever waits for a lock with a known owner tells more than a thread that may be woken by many.
+        owned = [one for one in busy if waiters[one].owner_holds is not None and one not in path]
+        following = next((one for one in owned or busy if owned or one in path), busy[0])
         if following in path:
             return tuple(path), True
         path.append(following)

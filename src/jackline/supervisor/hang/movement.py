@@ -103,6 +103,7 @@ class Movement:
     proved_at_s: float = 0.0
     ranks: frozenset[int] = frozenset()  # of a distributed job: all that have been seen, also those that have ended
     flight: Flight | None = None  # the newest answers of their flight recorders
+    mark_at_s: float = -math.inf  # when a step, a bar or a checkpoint was last counted
     data_at_s: float = -math.inf  # when sockets last moved more than a keep-alive
 
     @property
@@ -183,6 +184,7 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
         proved_at_s=at_s if sample.was_asked and sample.deadlock else before.proved_at_s,
         ranks=before.ranks | frozenset(ranks_among(sample.tree.processes)),
         flight=sample.flight or before.flight,
+        mark_at_s=at_s if has_mark else before.mark_at_s,
         data_at_s=at_s if did.tcp_bytes >= DATA_BYTES else before.data_at_s,
     )
 

@@ -24,8 +24,8 @@ from jackline.supervisor.hang.scene import (
     is_idle_server,
     is_joining_threads,
     is_listening,
+    is_main_advancing,
     is_main_asleep,
-    is_main_working,
     is_on_disk,
     is_worked_for,
     live,
@@ -112,7 +112,7 @@ def deadlocked(scene: Scene) -> Verdict | None:
     """A proved deadlock is stuck, whatever other threads print, send or write. One that does not hold the main thread
     counts only if that does no work either."""
     found = scene.state.deadlock
-    if found is None or (not found.has_main and is_main_working(scene)):
+    if found is None or (not found.has_main and is_main_advancing(scene)):
         return None
     since_s = stands_since_s(scene.state)
     for_s, after_s = scene.now_s - since_s, scene.limits.proved_after_s
@@ -150,18 +150,21 @@ def stuck(scene: Scene) -> Verdict | None:
 
 def gpu_spin(scene: Scene) -> Verdict | None:
     since_s = scene.state.spin_since_s
-    if since_s is None or scene.now_s - since_s < scene.limits.stuck_after_s:
+    if since_s is None or scene.now_s - since_s < scene.limits.waiting_after_s:
         return None
     # The stack must not have changed either, because short kernels that use no memory do exist.
     if scene.leader.hash and scene.leader.hash_since_s > since_s + 1:
         return None
     if scene.state.output_at_s > since_s:
         return None
-    text = (
-        f"the GPU shows full use but has touched no memory and drawn idle power for "
-        f"{format_duration(scene.now_s - since_s)}: a kernel or a collective seems to hang; {positions(scene)}"
-    )
-    return Verdict("SUSPECT", "GPU_SPIN", since_s, text, frame_of(scene.leader), scene.leader.reading.pid)
+    for_s, frame, pid = scene.now_s - since_s, frame_of(scene.leader), scene.leader.reading.pid
+    text = f"the GPU shows full use but has touched no memory and drawn idle power for {format_duration(for_s)}"
+    next_in_s = scene.limits.stuck_after_s - for_s
+    if next_in_s > 0:
+        text += f" at {place_text(frame)}; if nothing changes, SUSPECT in {format_duration(max(1.0, next_in_s))}"
+        return Verdict("BUSY", "GPU_SPIN", since_s, text, frame, pid, "SUSPECT", next_in_s)
+    text += f": a kernel or a collective seems to hang; {positions(scene)}"
+    return Verdict("SUSPECT", "GPU_SPIN", since_s, text, frame, pid)
 
 
 def suspect_limit_s(scene: Scene) -> float:

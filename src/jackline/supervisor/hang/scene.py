@@ -139,8 +139,8 @@ def _is_timed_loop(view: ProcessView, now_s: float) -> bool:
 
 
 def naps(view: ProcessView, now_s: float) -> bool:
-    """Whether it is in a loop of short sleeps, not in one long sleep."""
-    return now_s - view.slept_at_s <= _RECENT_S and view.woke_s >= _LEAST_WAKE_S
+    """Whether it is in a loop of sleeps, not in one long sleep: it has woken up, or worked after an earlier sleep."""
+    return now_s - view.slept_at_s <= _RECENT_S and (view.woke_s >= _LEAST_WAKE_S or view.num_naps > 0)
 
 
 def sleep_patience(scene: Scene) -> float:
@@ -165,6 +165,16 @@ def is_main_working(scene: Scene) -> bool:
     recent_s = scene.limits.proved_after_s
     is_elsewhere = bool(scene.leader.hash) and scene.now_s - scene.leader.hash_since_s < recent_s
     return scene.leader.main_cores >= 0.05 or is_elsewhere or scene.state.is_gpu_working
+
+
+def is_main_advancing(scene: Scene) -> bool:
+    """Whether the main thread works, counts steps, or moves without printing: then threads beside it may be dead, but
+    the run is not, and must not be ended for them. Words alone ("still waiting") are no evidence."""
+    state, recent_s = scene.state, scene.limits.proved_after_s
+    is_counting = scene.now_s - state.mark_at_s < recent_s
+    has_moved = scene.now_s - scene.leader.moved_at_s < recent_s and not scene.leader.is_repeating
+    is_silent = scene.now_s - state.output_at_s >= recent_s
+    return is_main_working(scene) or is_counting or (has_moved and is_silent)
 
 
 def is_fed_by_threads(scene: Scene) -> bool:
@@ -207,8 +217,8 @@ def is_fed_by_network(scene: Scene) -> bool:
 
 
 def is_listening(scene: Scene) -> bool:
-    """Whether the main thread waits for somebody to connect."""
-    return scene.leader.reading.wait.target.startswith("listening on")
+    """Whether the main thread waits for somebody to connect; between two such waits its timers may run."""
+    return scene.now_s - scene.leader.listened_at_s <= _RECENT_S
 
 
 def is_idle_server(scene: Scene) -> bool:

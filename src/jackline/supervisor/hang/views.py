@@ -54,7 +54,9 @@ class ProcessView:
     paused_since_s: float | None = None  # stopped by a signal or held by a tracer
     # When it was last seen asleep or waiting for the disk: a loop of sleeps is awake in some samples.
     slept_at_s: float = -math.inf
+    num_naps: int = 0  # how often it has worked right after a sleep
     polled_at_s: float = -math.inf  # waited for descriptors with a time limit, as an event loop with a timer does
+    listened_at_s: float = -math.inf  # waited for somebody to connect
     disk_at_s: float = -math.inf
     main_deltas_s: tuple[float, ...] = ()  # CPU of the main thread in the last intervals
     main_cores: float = 0.0
@@ -122,7 +124,9 @@ def _step(
         keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
         paused_since_s=(at_s if old.paused_since_s is None else old.paused_since_s) if is_held else None,
         slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
+        num_naps=old.num_naps + (has_moved and old.reading.wait.kind == "sleep"),
         polled_at_s=at_s if process.wait.kind in _POLLS and not process.wait.is_endless else old.polled_at_s,
+        listened_at_s=at_s if process.wait.target.startswith("listening on") else old.listened_at_s,
         disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
         main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
         main_cores=(spent_s or 0.0) / span_s,
