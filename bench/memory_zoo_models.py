@@ -75,7 +75,8 @@ def hf(head: str, kind: str, **settings: Any) -> Callable[[], nn.Module]:
         how = {"attn_implementation": attention} if attention else {}
         model: nn.Module = getattr(transformers, head)._from_config(config, **how)
         if settings.get("recompute"):
-            model.gradient_checkpointing_enable()  # type: ignore[operator]
+            is_new = hasattr(model, "activation_checkpointing_enable")  # transformers 5.23; the old name warns
+            getattr(model, f"{'activation' if is_new else 'gradient'}_checkpointing_enable")()
         return model
 
     return make

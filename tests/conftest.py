@@ -26,7 +26,11 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # their CPU time on waiting for each other; sums over one thread also have the same last bits everywhere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.session.nursery import Nursery
+# Until all tests are collected: what is imported and collected stays, and looking for garbage in it takes a tenth of
+# the time. Workers of xdist import this file before they import anything heavy.
+gc.disable()
+
+from tests.session.nursery import Nursery  # noqa: E402
 
 # The same examples every time, so that a change is judged by itself; HYPOTHESIS_SEARCH=1 looks for new ones.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -126,6 +130,7 @@ def pytest_collection_finish() -> None:
     look at them."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _group_of(item: pytest.Item) -> str:

@@ -560,14 +560,16 @@ def drawing() -> Iterator[Drawing]:
 
 
 COUNTED = {"phase": "", "done": 16, "unit": "batches", "source": "line", "of": "run"}
+# Times are seconds from the beginning of the test: what is imported early may be tested an hour later.
 STANDING_STATES: dict[str, dict[str, Any]] = {
     "a count without an end": {"progress": COUNTED, "memory": {"own_bytes": 178 << 20}},
     "a count with hours to go": {"progress": {**COUNTED, "total": 1e6, "eta_s": 9e5}},
-    "a run of an hour": {"started_at_s": time.time() - 4000},
+    "a run of an hour": {"started_at_s": -4000.0},
     "an alarm": {"verdict": {"kind": "STUCK", "for_s": 4000.0, "text": "nothing moves"}, "progress": COUNTED},
     "a pause": {"verdict": {"kind": "PAUSED", "for_s": 4000.0, "text": "paused (SIGSTOP): x"}},
-    "a restart in an hour": {"is_restarting": True, "restart_at_s": time.time() + 4000},
-    "no heartbeat": {"at_s": time.time() - 4000},
+    "a restart in an hour": {"is_restarting": True, "restart_at_s": 4000.0},
+    "a restart in minutes": {"is_restarting": True, "restart_at_s": 700.0},
+    "no heartbeat": {"at_s": -4000.0},
     "nothing known yet": {"at_s": None, "supervisor": None},
 }
 
@@ -579,9 +581,10 @@ def test_a_terminal_never_shows_the_same_for_two_seconds(
 ) -> None:
     """The clock is driven: nothing here takes time, and the files do not change any more."""
     fcntl.ioctl(drawing.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    run.state(**STANDING_STATES[name])
-    run.print(b"batch 16\n")
     began_s, wall_s = time.monotonic(), time.time()
+    state = STANDING_STATES[name].items()
+    run.state(**{key: wall_s + value if key.endswith("at_s") and value else value for key, value in state})
+    run.print(b"batch 16\n")
     now_s = began_s
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(time, "time", lambda: wall_s + now_s - began_s)

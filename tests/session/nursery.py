@@ -155,6 +155,7 @@ class Child:
 def serve(imports: Sequence[str]) -> None:
     import importlib
 
+    gc.disable()
     for name in ("jackline.session.attach", "jackline.session.feeds.loader", *imports):
         importlib.import_module(name)
     import torch
@@ -167,6 +168,7 @@ def serve(imports: Sequence[str]) -> None:
     # the kernel would copy each of these pages: a quarter of a second of CPU for every script.
     gc.collect()
     gc.freeze()
+    gc.enable()
     keys: dict[int, str] = {}
     buffer, is_open = "", True
     while is_open or keys:

@@ -61,8 +61,9 @@ class Pulse:
 
     def beat(self, line: Line, now_s: float, columns: int) -> Line:
         """Called for each drawing; `columns` is the room for the line."""
-        if line.text != self._text:
-            self._text, self._new_at_s = line.text, now_s
+        shown = shorten(line.text, columns)  # on a narrow terminal what changes may be cut off
+        if shown != self._text:
+            self._text, self._new_at_s = shown, now_s
         age_s = int(now_s - self._new_at_s)
         if age_s < 1:
             return line
