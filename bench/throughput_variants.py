@@ -35,6 +35,8 @@ VARIANTS = {
     "v-flash": f"{_OURS} flash",
     "v-block": f"{_OURS} block",
     "v-parts": f"{_OURS} parts",  # as the trainer does
+    "v-fused": f"{_OURS} parts fused",  # the kernels of models/block_kernel.py
+    "v-tuned": f"{_OURS} parts fused tuned",  # with the tiles that bench/block_kernels.py --keep has found
     "v-nested": f"{_OURS} nested",
     "v-chunk": "embed kernel chunk",
     "v-graph": f"{_OURS} parts graph",
@@ -162,7 +164,7 @@ def serve(bench: Bench, name: str) -> None:
                 stack.enter_context(config.patch(_OPTIONS[word]))
         if is_gpu:
             stack.enter_context(attention_kernels("flash" if "flash" in words else "cudnn"))
-        step = _make_step(bench, words)
+        step = make_step(bench, words)
         for _ in range(3 if is_gpu else 1):
             loss = step()
         bench.sync()
@@ -187,7 +189,7 @@ def serve(bench: Bench, name: str) -> None:
             print(json.dumps(row), flush=True)
 
 
-def _make_step(bench: Bench, words: list[str]) -> Callable[[], Tensor]:
+def make_step(bench: Bench, words: list[str]) -> Callable[[], Tensor]:
     import torch
     from torch import nn
 
@@ -205,6 +207,10 @@ def _make_step(bench: Bench, words: list[str]) -> Callable[[], Tensor]:
         GPT._embed = lambda self, ids: self.tokens(ids)  # type: ignore[method-assign]
     model.has_loss_kernel = "loss" in words and not why_no_kernel(model.head)
     bench.extra["loss_kernel"] = model.has_loss_kernel
+    if "tuned" in words:
+        _use_tiles(Path(bench.request["work"]) / "tiles.json")
+    if "fused" in words:
+        bench.extra["block_kernels"] = model.use_kernels() or "used"
     if "nested" in words:
         Block.forward = torch.compiler.nested_compile_region(Block.forward)  # type: ignore[method-assign]
     if "block" in words or "parts" in words:
@@ -225,6 +231,17 @@ def _make_step(bench: Bench, words: list[str]) -> Callable[[], Tensor]:
         return loss
 
     return step
+
+
+def _use_tiles(path: Path) -> None:
+    from jackline.models import block_kernel
+
+    while not path.exists():  # bench/block_kernels.py runs beside this one
+        time.sleep(0.5)
+    for table, (tile, parts) in json.loads(path.read_text()).items():
+        setattr(block_kernel, table, tile)
+        if parts:
+            setattr(block_kernel, table.replace("_BACK", "") + "_PARTS", parts)
 
 
 def _plain(model: GPT, batches: Iterator[tuple[Tensor, Tensor]]) -> Callable[[], Tensor]:

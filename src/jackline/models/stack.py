@@ -27,7 +27,7 @@ class _Parts(NamedTuple):
 
 
 def _split(block: Any, stream: Tensor, added: Tensor, *context: Tensor) -> tuple[Tensor, Tensor]:
-    split: tuple[Tensor, Tensor] = block.split(stream + added, *context)
+    split: tuple[Tensor, Tensor] = block.split(stream, added, *context)
     return split
 
 

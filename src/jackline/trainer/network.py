@@ -70,6 +70,8 @@ def context_of(shape: Shape) -> int | None:
 def use_kernels(model: Network, precision: Precision) -> str:
     """Our own kernels where they are verified on this GPU, before it is compiled; a sentence about it, or nothing."""
     model.has_loss_kernel = precision == "bf16-weights" and not why_no_kernel(model.head)
+    if isinstance(model, GPT) and precision == "bf16-weights":
+        model.use_kernels()
     if not isinstance(model, NSAModel) or model.shape.is_dense:
         return ""
     why_not = model.use_kernels(CAST.get(precision))

@@ -42,8 +42,9 @@ class SparseBlock(nn.Module):
         stream, added = self.split(stream)
         return stream + added
 
-    def split(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        """The result before the last addition."""
+    def split(self, stream: Tensor, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The block of `stream + added`; its result before the last addition."""
+        stream = stream if added is None else stream + added
         stream = stream + self.attention(self.attention_norm(stream))
         return stream, self.feed(stream)
 
