@@ -101,7 +101,9 @@ def _train(options: argparse.Namespace) -> int:
 def _compare(losses: dict[str, list[float]]) -> int:
     count = len(losses["hand"])
     ends = [count // 20, count // 10, count // 4, count // 2, 3 * count // 4, count]
-    print(f"{'steps':>12} {'hand':>9} {'flash':>9} {'ours':>9} {'flash-hand':>11} {'ours-hand':>11}   and of single steps")
+    print(
+        f"{'steps':>12} {'hand':>9} {'flash':>9} {'ours':>9} {'flash-hand':>11} {'ours-hand':>11}   and of single steps"
+    )
     for begin, end in zip([0, *ends], ends, strict=False):
         means = [sum(losses[way][begin:end]) / (end - begin) for way in WAYS]
         single = [

@@ -234,11 +234,13 @@ def make_step(bench: Bench, words: list[str]) -> Callable[[], Tensor]:
 
 
 def _use_tiles(path: Path) -> None:
-    from jackline.models import block_kernel
+    from jackline.models import block_kernel, loss_kernel
 
     while not path.exists():  # bench/block_kernels.py runs beside this one
         time.sleep(0.5)
-    for table, (tile, parts) in json.loads(path.read_text()).items():
+    tables = json.loads(path.read_text())
+    loss_kernel.TILE = tables.pop("loss_kernel.TILE", (loss_kernel.TILE, 0))[0]
+    for table, (tile, parts) in tables.items():
         setattr(block_kernel, table, tile)
         if parts:
             setattr(block_kernel, table.replace("_BACK", "") + "_PARTS", parts)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,6 +14,12 @@ from jackline.models.loss import IGNORED, summed_cross_entropy, why_no_kernel
 
 needs_card = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU: the kernel runs on nothing else"
+)
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(
+    not (HAS_TRITON and (torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1")),
+    reason="needs Triton and a CUDA GPU, or Triton and TRITON_INTERPRET=1",
 )
 
 
@@ -42,6 +51,29 @@ def test_the_kernel_gives_loss_and_gradients_of_plain_cross_entropy(vocab: int) 
     for left, right in zip(ours, (exact.grad, weight.grad), strict=True):
         assert left is not None and right is not None
         assert float((left.double() - right).norm() / right.norm()) < 1e-2  # bf16 has 8 bits
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("far", [0.0, 60.0, 200.0, -200.0, 3000.0])
+def test_rows_whose_end_is_far_above_their_beginning_are_summed_too(
+    far: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jackline.models import loss_kernel
+
+    monkeypatch.setattr(loss_kernel, "TILE", {"block": 16, "stages": 2, "num_warps": 4})
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    logits = torch.randn(3, 70, generator=torch.Generator().manual_seed(0)).to(device)
+    logits[1, 50] += far
+    labels = torch.tensor([4, 50, IGNORED], device=device)
+    exact = logits.double().requires_grad_()
+    expected = functional.cross_entropy(exact, labels, ignore_index=IGNORED, reduction="none")
+    expected.sum().backward()
+
+    losses = loss_kernel.overwrite_with_gradients(logits, labels)
+
+    torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.double(), exact.grad, rtol=1e-4, atol=1e-6)
 
 
 @needs_card

@@ -16,13 +16,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-# Of tiles: rows at once, warps; and how many programs share the rows of a backward pass (bench/block_kernels.py).
+# Of tiles: rows at once, loads in flight, warps; and how many programs share the rows of a backward pass (bench/block_kernels.py).
 NORM = {"tile": 1, "num_warps": 4}
-NORM_BACK = {"tile": 2, "num_warps": 4}
-NORM_PARTS = 512
-GELU = {"tile": 8, "columns": 512, "num_warps": 4}
-GELU_BACK = {"tile": 8, "columns": 512, "num_warps": 4}
-GELU_PARTS = 128
+NORM_BACK = {"tile": 2, "stages": 2, "num_warps": 4}
+NORM_PARTS = 528
+GELU = {"tile": 4, "columns": 512, "num_warps": 4}
+GELU_BACK = {"tile": 8, "columns": 512, "stages": 2, "num_warps": 4}
+GELU_PARTS = 512
 _SUM_COLUMNS = 32
 
 
@@ -61,17 +61,18 @@ def _add_norm(  # noqa: PLR0913
 @triton.jit
 def _add_norm_back(  # noqa: PLR0913
     from_total, from_normed, total, ahead, weight, means, scales, found, sums, rows, width, rows_each,
-    has_biases: tl.constexpr, tile: tl.constexpr, block: tl.constexpr,
+    has_biases: tl.constexpr, tile: tl.constexpr, stages: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     column = tl.arange(0, block)
     is_column = column < width
     gain = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
-    of_gain, of_shift = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
+    # Sums as wide as a tile: summed over its rows in each round they would cost a barrier each time.
+    of_gain, of_shift = tl.zeros([tile, block], tl.float32), tl.zeros([tile, block], tl.float32)
     if has_biases:
         later = tl.load(ahead + column, mask=is_column, other=0.0).to(tl.float32)
-        of_own, of_later = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
-    for begin in range(0, rows_each, tile):
+        of_own, of_later = tl.zeros([tile, block], tl.float32), tl.zeros([tile, block], tl.float32)
+    for begin in tl.range(0, rows_each, tile, num_stages=stages):
         step = begin + tl.arange(0, tile)
         row = part * rows_each + step
         is_row = (row < rows) & (step < rows_each)
@@ -85,22 +86,22 @@ def _add_norm_back(  # noqa: PLR0913
         scale = tl.load(scales + row, mask=is_row, other=0.0)
         value = (value - tl.load(means + row, mask=is_row, other=0.0)[:, None]) * scale[:, None]
         value = tl.where(inside, value, 0.0)
-        of_gain += tl.sum(gradient * value, 0)
-        of_shift += tl.sum(gradient, 0)
+        of_gain += gradient * value
+        of_shift += gradient
         gradient *= gain[None, :]
         along = tl.sum(gradient * value, 1) / width
         mean = tl.sum(gradient, 1) / width
         gradient = (gradient - mean[:, None] - value * along[:, None]) * scale[:, None] + straight
         tl.store(found + at, gradient.to(found.dtype.element_ty), mask=inside)
         if has_biases:
-            of_own += tl.sum(tl.where(inside, gradient, 0.0), 0)
-            of_later += tl.sum(straight, 0)
+            of_own += tl.where(inside, gradient, 0.0)
+            of_later += straight
     sums += part.to(tl.int64) * (4 if has_biases else 2) * width + column
-    tl.store(sums, of_gain, mask=is_column)
-    tl.store(sums + width, of_shift, mask=is_column)
+    tl.store(sums, tl.sum(of_gain, 0), mask=is_column)
+    tl.store(sums + width, tl.sum(of_shift, 0), mask=is_column)
     if has_biases:
-        tl.store(sums + 2 * width, of_own, mask=is_column)
-        tl.store(sums + 3 * width, of_later, mask=is_column)
+        tl.store(sums + 2 * width, tl.sum(of_own, 0), mask=is_column)
+        tl.store(sums + 3 * width, tl.sum(of_later, 0), mask=is_column)
 
 
 @triton.jit
@@ -118,14 +119,15 @@ def _gelu(before, bias, found, rows, width, tile: tl.constexpr, columns: tl.cons
 
 @triton.jit
 def _gelu_back(  # noqa: PLR0913
-    gradients, before, bias, found, sums, rows, width, rows_each, tile: tl.constexpr, columns: tl.constexpr
-):
+    gradients, before, bias, found, sums, rows, width, rows_each,
+    tile: tl.constexpr, columns: tl.constexpr, stages: tl.constexpr,
+):  # fmt: skip
     part = tl.program_id(0)
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     is_column = column < width
     shift = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
-    of_shift = tl.zeros([columns], tl.float32)
-    for begin in range(0, rows_each, tile):
+    of_shift = tl.zeros([tile, columns], tl.float32)
+    for begin in tl.range(0, rows_each, tile, num_stages=stages):
         step = begin + tl.arange(0, tile)
         row = part * rows_each + step
         inside = ((row < rows) & (step < rows_each))[:, None] & is_column[None, :]
@@ -137,8 +139,8 @@ def _gelu_back(  # noqa: PLR0913
         steep = value * (1.5957691216057308 + 0.21406443846156762 * square)
         gradient *= share + share * (1.0 - share) * steep
         tl.store(found + at, gradient.to(found.dtype.element_ty), mask=inside)
-        of_shift += tl.sum(gradient, 0)
-    tl.store(sums + part.to(tl.int64) * width + column, of_shift, mask=is_column)
+        of_shift += gradient
+    tl.store(sums + part.to(tl.int64) * width + column, tl.sum(of_shift, 0), mask=is_column)
 
 
 @triton.jit

@@ -17,20 +17,42 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-_BLOCK = 4096  # 2.35 ms for 32,768 x 50,304 on an H200; 8,192: 2.48, 16,384: 2.54, 32,768: 3.1
-_NUM_WARPS = 8
+TILE = {"block": 4096, "stages": 2, "num_warps": 8}
 IGNORED = -100
 
 
 # Triton interprets annotations, so its functions have no others than Triton's own.
 @triton.jit
-def _loss_and_gradient(logits, labels, losses, width, ignored: tl.constexpr, block: tl.constexpr):
+def _loss_and_gradient(  # noqa: PLR0913
+    logits, labels, losses, width, ignored: tl.constexpr, block: tl.constexpr, stages: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     logits += row * width
     label = tl.load(labels + row)
     is_counted = label != ignored
     # Loaded before the sums: their barriers keep a faster warp from overwriting it first.
     picked = tl.load(logits + tl.where(is_counted, label, 0)).to(tl.float32)
+    at = tl.arange(0, block)
+    # Against the largest of the first block, so that no block waits for another. float32 holds e^88 times as much.
+    largest = tl.max(tl.load(logits + at, mask=at < width, other=-float("inf")).to(tl.float32), 0)
+    sums = tl.zeros([block], tl.float32)
+    for begin in tl.range(0, width, block, num_stages=stages):
+        value = tl.load(logits + begin + at, mask=begin + at < width, other=-float("inf")).to(tl.float32)
+        sums += tl.exp(value - largest)
+    total = tl.sum(sums, 0)
+    if not (total < float("inf")):
+        largest, total = _careful_sum(logits, width, block)
+    tl.store(losses + row, tl.where(is_counted, largest + tl.log(total) - picked, 0.0))
+    share = tl.where(is_counted, 1.0 / total, 0.0)
+    for begin in tl.range(0, width, block, num_stages=stages):
+        value = tl.load(logits + begin + at, mask=begin + at < width, other=-float("inf")).to(tl.float32)
+        gradient = tl.exp(value - largest) * share - tl.where(begin + at == label, 1.0, 0.0)
+        tl.store(logits + begin + at, gradient.to(logits.dtype.element_ty), mask=begin + at < width)
+
+
+@triton.jit
+def _careful_sum(logits, width, block: tl.constexpr):
+    """For rows whose first block is smaller by more than float32 holds."""
     largest = -float("inf")
     total = 0.0
     for begin in range(0, width, block):
@@ -39,21 +61,13 @@ def _loss_and_gradient(logits, labels, losses, width, ignored: tl.constexpr, blo
         most = tl.maximum(largest, tl.max(value, 0))
         total = total * tl.exp(largest - most) + tl.sum(tl.exp(value - most), 0)
         largest = most
-    tl.store(losses + row, tl.where(is_counted, largest + tl.log(total) - picked, 0.0))
-    share = tl.where(is_counted, 1.0 / total, 0.0)
-    for begin in range(0, width, block):
-        at = begin + tl.arange(0, block)
-        value = tl.load(logits + at, mask=at < width, other=-float("inf")).to(tl.float32)
-        gradient = tl.exp(value - largest) * share - tl.where(at == label, 1.0, 0.0)
-        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < width)
+    return largest, total
 
 
 def overwrite_with_gradients(logits: Tensor, labels: Tensor) -> Tensor:
     """The loss of each row. Afterwards `logits` holds the gradient of each row's own loss."""
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
-    _loss_and_gradient[(logits.shape[0],)](
-        logits, labels, losses, logits.shape[1], ignored=IGNORED, block=_BLOCK, num_warps=_NUM_WARPS
-    )
+    _loss_and_gradient[(logits.shape[0],)](logits, labels, losses, logits.shape[1], ignored=IGNORED, **TILE)
     return losses
 
 
