@@ -42,7 +42,6 @@ def main() -> int:
     took_ms = _time(lambda: target.copy_(copied))
     bytes_per_ms = 2 * copied.numel() * 2 / took_ms
     print(f"a copy of 1 GiB: {bytes_per_ms / 1e9:.2f} TB/s", flush=True)
-    del copied, target
     found = _kernels(bytes_per_ms)
     found["loss_kernel.TILE"] = _loss(bytes_per_ms)
     if options.keep:
@@ -76,7 +75,7 @@ def _kernels(bytes_per_ms: float) -> dict[str, Any]:
     def draw(*sizes: int) -> Any:
         return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
 
-    a, b, c = draw(ROWS, WIDTH), draw(ROWS, WIDTH), draw(ROWS, WIDTH)
+    a, b = draw(ROWS, WIDTH), draw(ROWS, WIDTH)
     vectors = [draw(WIDTH) for _ in range(4)]
     wide, other, bias = draw(ROWS, 4 * WIDTH), draw(ROWS, 4 * WIDTH), draw(4 * WIDTH)
     ops = torch.ops.jackline
@@ -111,88 +110,14 @@ def _kernels(bytes_per_ms: float) -> dict[str, Any]:
     pairs = [{"tile": tile, "stages": stages, "num_warps": warps}
              for (tile, warps), stages in itertools.product(_NORM_BACK, _STAGES)]  # fmt: skip
     found["NORM_BACK"] = best("add_norm_back", "NORM_BACK", list(itertools.product(pairs, _NORM_PARTS)), 4,
-                              lambda: ops.add_norm_back(a, b, total, vectors[0], means, scales, vectors[3]))  # fmt: skip
+                              lambda: ops.add_norm_back(a, b, total, vectors[0], means, scales, vectors[3]),
+                              )  # fmt: skip
     tiles = [{"tile": tile, "columns": columns, "num_warps": warps} for tile, columns, warps in _GELU]
     found["GELU"] = best("gelu", "GELU", [(tile, 0) for tile in tiles], 8, lambda: ops.bias_gelu(wide, bias))
     tiles = [{"tile": tile, "columns": columns, "stages": stages, "num_warps": warps}
              for (tile, columns, warps), stages in itertools.product(_GELU_BACK, _STAGES)]  # fmt: skip
     found["GELU_BACK"] = best("gelu_back", "GELU_BACK", list(itertools.product(tiles, _GELU_PARTS)), 12,
                               lambda: ops.bias_gelu_back(other, wide, bias))  # fmt: skip
-    del copied, target
-    found = _kernels(bytes_per_ms)
-    found["loss_kernel.TILE"] = _loss(bytes_per_ms)
-    if options.keep:
-        Path(options.keep).write_text(json.dumps(found))
-    _products()
-    return 0
-
-
-def _time(work: Callable[[], Any], repeats: int = 12) -> float:
-    """The least milliseconds of three series; memory is larger than the cache between two calls."""
-    import torch
-
-    work()
-    best = float("inf")
-    for _ in range(3):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(repeats):
-            work()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) / repeats)
-    return best
-
-
-def _kernels(bytes_per_ms: float) -> dict[str, Any]:
-    import torch
-
-    from jackline.models import block_kernel as kernels
-
-    def draw(*sizes: int) -> Any:
-        return torch.randn(*sizes, device="cuda", dtype=torch.bfloat16)
-
-    a, b, c = draw(ROWS, WIDTH), draw(ROWS, WIDTH), draw(ROWS, WIDTH)
-    vectors = [draw(WIDTH) for _ in range(4)]
-    wide, other, bias = draw(ROWS, 4 * WIDTH), draw(ROWS, 4 * WIDTH), draw(4 * WIDTH)
-    ops = torch.ops.jackline
-    total, _, means, scales = ops.add_norm(a, b, *vectors[:2], 1e-5, *vectors[2:])
-    unit = ROWS * WIDTH * 2
-    began_s = time.monotonic()
-
-    def best(what: str, table: str, choices: list[tuple[dict[str, int], int]], passes: int, work: Any) -> Any:
-        rows = []
-        for tile, parts in choices:
-            setattr(kernels, table, tile)
-            if parts:
-                setattr(kernels, table.replace("_BACK", "") + "_PARTS", parts)
-            try:
-                rows.append((_time(work), tile, parts))
-            except Exception as problem:  # a tile that does not fit
-                print(f"    {what} {tile} {parts}: {type(problem).__name__}")
-        rows.sort(key=lambda row: row[0])
-        for took_ms, tile, parts in rows[:3] + rows[-1:]:
-            share = passes * unit / took_ms / bytes_per_ms
-            print(f"  {what:14} {1e3 * took_ms:7.1f} us, {share:.2f} of the copy's speed: {tile} {parts or ''}")
-        setattr(kernels, table, rows[0][1])
-        if rows[0][2]:
-            setattr(kernels, table.replace("_BACK", "") + "_PARTS", rows[0][2])
-        print(f"  ({time.monotonic() - began_s:.0f} s)", flush=True)
-        return rows[0][1:]
-
-    pairs = [{"tile": tile, "num_warps": warps} for tile, warps in _NORM]
-    found = {}
-    found["NORM"] = best("add_norm", "NORM", [(pair, 0) for pair in pairs], 4,
-                         lambda: ops.add_norm(a, b, *vectors[:2], 1e-5, *vectors[2:]))  # fmt: skip
-    pairs = [{"tile": tile, "num_warps": warps} for tile, warps in _NORM_BACK]
-    found["NORM_BACK"] = best("add_norm_back", "NORM_BACK", list(itertools.product(pairs, _NORM_PARTS)), 4,
-                              lambda: ops.add_norm_back(a, b, total, vectors[0], means, scales, vectors[3]))  # fmt: skip
-    tiles = [{"tile": tile, "columns": columns, "num_warps": warps} for tile, columns, warps in _GELU]
-    found["GELU"] = best("gelu", "GELU", [(tile, 0) for tile in tiles], 8, lambda: ops.bias_gelu(wide, bias))
-    tiles = [{"tile": tile, "columns": columns, "num_warps": warps} for tile, columns, warps in _GELU_BACK]
-    found["GELU_BACK"] = best("gelu_back", "GELU_BACK", list(itertools.product(tiles, _GELU_PARTS)), 12,
-                              lambda: ops.bias_gelu_back(other, wide, bias))  # fmt: skip
-    del c
     return found
 
 
@@ -230,12 +155,12 @@ def _products() -> None:
         x = torch.randn(ROWS, inside, device="cuda", dtype=torch.bfloat16)
         weight = torch.randn(outside, inside, device="cuda", dtype=torch.bfloat16)
         gradient = torch.randn(ROWS, outside, device="cuda", dtype=torch.bfloat16)
-        works: list[Callable[[], Any]] = [
-            lambda: x @ weight.t(), lambda: gradient @ weight, lambda: gradient.t() @ x, lambda: x.t() @ gradient,
-        ]  # fmt: skip
-        rates = [2 * ROWS * inside * outside / _time(work, 6) / 1e9 for work in works]
+        pairs = [(x, weight.t()), (gradient, weight), (gradient.t(), x), (x.t(), gradient)]
+        rates = [
+            2 * ROWS * inside * outside / _time(lambda left=left, right=right: left @ right, 6) / 1e9  # type: ignore[misc]
+            for left, right in pairs
+        ]
         print(f"  {name:20} " + "  ".join(f"{rate:10.0f}" for rate in rates), flush=True)
-        del x, weight, gradient
 
 
 if __name__ == "__main__":

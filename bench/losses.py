@@ -57,7 +57,7 @@ def _make_tokens(path: Path, vocab: int) -> None:
 
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))[:3000]
     text = b"".join(file.read_bytes() for file in files)
-    (np.frombuffer(text, dtype=np.uint8) % vocab).astype(np.uint16).tofile(path)
+    (np.frombuffer(text, dtype=np.uint8).astype(np.uint16) % vocab).tofile(path)
 
 
 def _train(options: argparse.Namespace) -> int:

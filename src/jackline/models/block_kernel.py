@@ -18,7 +18,7 @@ from torch.library import custom_op
 
 # Of tiles: rows at once, loads in flight, warps; and how many programs share the rows of a backward pass (bench/block_kernels.py).
 NORM = {"tile": 1, "num_warps": 4}
-NORM_BACK = {"tile": 2, "stages": 2, "num_warps": 4}
+NORM_BACK = {"tile": 2, "stages": 1, "num_warps": 4}
 NORM_PARTS = 528
 GELU = {"tile": 4, "columns": 512, "num_warps": 4}
 GELU_BACK = {"tile": 8, "columns": 512, "stages": 2, "num_warps": 4}
@@ -67,11 +67,10 @@ def _add_norm_back(  # noqa: PLR0913
     column = tl.arange(0, block)
     is_column = column < width
     gain = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
-    # Sums as wide as a tile: summed over its rows in each round they would cost a barrier each time.
-    of_gain, of_shift = tl.zeros([tile, block], tl.float32), tl.zeros([tile, block], tl.float32)
+    of_gain, of_shift = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
     if has_biases:
         later = tl.load(ahead + column, mask=is_column, other=0.0).to(tl.float32)
-        of_own, of_later = tl.zeros([tile, block], tl.float32), tl.zeros([tile, block], tl.float32)
+        of_own, of_later = tl.zeros([block], tl.float32), tl.zeros([block], tl.float32)
     for begin in tl.range(0, rows_each, tile, num_stages=stages):
         step = begin + tl.arange(0, tile)
         row = part * rows_each + step
@@ -86,22 +85,22 @@ def _add_norm_back(  # noqa: PLR0913
         scale = tl.load(scales + row, mask=is_row, other=0.0)
         value = (value - tl.load(means + row, mask=is_row, other=0.0)[:, None]) * scale[:, None]
         value = tl.where(inside, value, 0.0)
-        of_gain += gradient * value
-        of_shift += gradient
+        of_gain += tl.sum(gradient * value, 0)
+        of_shift += tl.sum(gradient, 0)
         gradient *= gain[None, :]
         along = tl.sum(gradient * value, 1) / width
         mean = tl.sum(gradient, 1) / width
         gradient = (gradient - mean[:, None] - value * along[:, None]) * scale[:, None] + straight
         tl.store(found + at, gradient.to(found.dtype.element_ty), mask=inside)
         if has_biases:
-            of_own += tl.where(inside, gradient, 0.0)
-            of_later += straight
+            of_own += tl.sum(tl.where(inside, gradient, 0.0), 0)
+            of_later += tl.sum(straight, 0)
     sums += part.to(tl.int64) * (4 if has_biases else 2) * width + column
-    tl.store(sums, tl.sum(of_gain, 0), mask=is_column)
-    tl.store(sums + width, tl.sum(of_shift, 0), mask=is_column)
+    tl.store(sums, of_gain, mask=is_column)
+    tl.store(sums + width, of_shift, mask=is_column)
     if has_biases:
-        tl.store(sums + 2 * width, tl.sum(of_own, 0), mask=is_column)
-        tl.store(sums + 3 * width, tl.sum(of_later, 0), mask=is_column)
+        tl.store(sums + 2 * width, of_own, mask=is_column)
+        tl.store(sums + 3 * width, of_later, mask=is_column)
 
 
 @triton.jit
@@ -126,6 +125,7 @@ def _gelu_back(  # noqa: PLR0913
     column = tl.program_id(1) * columns + tl.arange(0, columns)
     is_column = column < width
     shift = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
+    # As wide as a tile: summed over its rows in each round it would cost a barrier each time.
     of_shift = tl.zeros([tile, columns], tl.float32)
     for begin in tl.range(0, rows_each, tile, num_stages=stages):
         step = begin + tl.arange(0, tile)
