@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def main() -> int:
     if not options.variants:
         names = ["ceiling", *names]
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    if options.side_by_side:
+        rows = _run_side_by_side(names, work, data, options)
+        _print(rows)
+        return _keep(rows, work)
     if options.variants:
         rows = run_variants(names, _request(work, data, options), options.rounds, options.at_once)
         _print(rows)
@@ -71,7 +76,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--once", default="", help="rows for the first round alone")
     parser.add_argument("--variants", action="store_true")
     parser.add_argument("--at-once", type=int, default=6, help="variants that compile side by side")
+    parser.add_argument(
+        "--side-by-side", action="store_true",
+        help="compile all rows at once, then time one after the other while the others wait; one round",
+    )  # fmt: skip
     parser.add_argument("--profile", action="store_true", help="of each variant: milliseconds by kernel")
+    parser.add_argument("--wait-for", default="", help="side by side: no timing before this file exists")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=120)
@@ -90,6 +100,29 @@ def _make_tokens(path: Path, vocab: int, count: int) -> None:
         return
     ranks = np.random.default_rng(0).zipf(1.2, count)
     (ranks % vocab).astype(np.uint16).tofile(path)
+
+
+def _run_side_by_side(
+    names: list[str], work: Path, data: Path, options: argparse.Namespace
+) -> dict[str, list[dict[str, Any]]]:
+    """The file `turn` names the row that may be timed; `ready-NAME` says that a row has compiled and waits."""
+    os.environ["BENCH_TURN"] = str(work / "turn")
+    (work / "turn").write_text("")
+    rows: dict[str, list[dict[str, Any]]] = {}
+    with ThreadPoolExecutor(len(names)) as pool:
+        found = {name: pool.submit(_run, name, work, data, options) for name in names if name != "ceiling"}
+        if options.wait_for:
+            while not Path(options.wait_for).exists():
+                time.sleep(0.2)
+        if "ceiling" in names:
+            rows["ceiling"] = [_run("ceiling", work, data, options)]
+        while waiting := [name for name in found if name not in rows]:
+            ready = [name for name in waiting if (work / f"ready-{name}").exists() or found[name].done()]
+            if ready:
+                (work / "turn").write_text(ready[0])
+                rows[ready[0]] = [found[ready[0]].result()]
+            time.sleep(0.1)
+    return {name: rows[name] for name in names}
 
 
 def _run(name: str, work: Path, data: Path, options: argparse.Namespace) -> dict[str, Any]:

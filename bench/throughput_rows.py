@@ -58,6 +58,8 @@ class Bench:
         if self._count == 1:
             self.sync()
             self.first_s = time.time() - STARTED_AT_S
+        if self._count == max(1, self.warm - 10) and "BENCH_TURN" in os.environ:
+            self._wait_for_turn(Path(os.environ["BENCH_TURN"]))
         if self._count == self.warm:
             self.sync()
             self._began_s = time.perf_counter()
@@ -65,6 +67,14 @@ class Bench:
             self.sync()
             self.took_s = time.perf_counter() - self._began_s
         return self._count >= self.warm + self.steps
+
+    def _wait_for_turn(self, turn: Path) -> None:
+        """`bench/throughput.py --side-by-side`: others are being timed."""
+        self.sync()
+        name = self.request["name"]
+        (turn.parent / f"ready-{name}").touch()
+        while turn.read_text() != name:
+            time.sleep(0.05)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         tokens = np.memmap(self.request["data"], dtype=np.uint16, mode="r")

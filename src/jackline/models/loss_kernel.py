@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import custom_op
 
-TILE = {"block": 4096, "stages": 2, "num_warps": 8}
+# 2.26 ms for 32,768 x 50,304 on an H200; 4,096 with 8 warps: 2.34; with loads in flight: 2.29 to 3.2. Of 18 tiles.
+TILE = {"block": 8192, "stages": 1, "num_warps": 32}
 IGNORED = -100
 
 
