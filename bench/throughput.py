@@ -116,12 +116,13 @@ def _run_side_by_side(
                 time.sleep(0.2)
         if "ceiling" in names:
             rows["ceiling"] = [_run("ceiling", work, data, options)]
-        while waiting := [name for name in found if name not in rows]:
-            ready = [name for name in waiting if (work / f"ready-{name}").exists() or found[name].done()]
-            if ready:
-                (work / "turn").write_text(ready[0])
-                rows[ready[0]] = [found[ready[0]].result()]
-            time.sleep(0.1)
+        while not all((work / f"ready-{name}").exists() or found[name].done() for name in found):
+            time.sleep(0.1)  # who still compiles takes cores from who is timed
+        for name, future in found.items():
+            (work / "turn").write_text(name)
+            while not (work / f"{name}.json").exists() and not future.done():
+                time.sleep(0.1)  # its process may take seconds to end
+        rows |= {name: [future.result()] for name, future in found.items()}
     return {name: rows[name] for name in names}
 
 
