@@ -5,7 +5,7 @@
 
 `hand` is the plain loop of bench/throughput.py (float32 weights, autocast), but decays what ours decays, matrices
 alone. `flash` is the same with another attention kernel, which shows what rounding alone does. `ours` is the step of
-the trainer: bf16 weights with float32 masters, and all kernels. They run side by side, because only losses count here.
+the trainer: bf16 weights with float32 masters, and all kernels. They run side by side.
 Printed are means over windows of steps, and how far each is from `hand`.
 """
 

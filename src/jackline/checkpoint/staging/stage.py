@@ -25,6 +25,7 @@ from jackline.checkpoint.staging.gather import GpuCopies, Span
 from jackline.checkpoint.staging.lane import Lane, drain, let_wait
 from jackline.checkpoint.staging.layout import Layout
 from jackline.checkpoint.staging.moves import FreedMemory, Move, Moving, copy_at_once
+from jackline.checkpoint.staging.pages import HugePages
 from jackline.checkpoint.state.capture import Source
 from jackline.checkpoint.state.dtypes import as_stored
 from jackline.units import format_bytes
@@ -89,6 +90,7 @@ class Staging:
     gathered: list[tuple[torch.device, Any]] = field(default_factory=list)  # events: this GPU has read its tensors
     lanes: list[Lane] = field(default_factory=list)  # GPUs that have not sent everything to the arena yet
     drained_s: float = 0.0  # time spent waiting for work that the loop itself had enqueued
+    afterwards: Callable[[], Any] = lambda: None  # what makes the next copy cheaper
     changed: str | None = None  # a tensor that changed during the copy; empty: none did; None: not checked yet
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -117,6 +119,7 @@ class Staging:
         self.wait_for_gpu()
         self.judge()
         self.held = None
+        self.afterwards()
         return not self.is_torn
 
     def wait_for_gpu(self) -> None:
@@ -149,6 +152,7 @@ class Stager:
         self._layout: Layout | None = None
         self._lanes: dict[torch.device, Lane] = {}
         self._host: list[int] = []
+        self._pages = HugePages()
 
     @torch.no_grad()
     def prepare(self, layout: Layout, sources: Sequence[Source]) -> None:
@@ -204,7 +208,9 @@ class Stager:
         self._start_lanes(staging, sources, is_overlapped=True)
         if not self._copy_now(layout, sources, held, now):
             staging.changed = _SOME
-        staging.moving = Moving([self._move(layout, held, n) for n in later])
+        moves = [self._move(layout, held, n) for n in later]
+        staging.moving = Moving(moves)
+        staging.afterwards = lambda: self._pages.want([(source, size) for _, source, size in moves])
         held.keep_only([*later, *(n for lane in self._lanes.values() for n in lane.deferred(sources))])
         return staging
 
