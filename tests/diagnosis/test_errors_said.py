@@ -545,7 +545,7 @@ def test_too_many_open_files_comes_with_the_limit_to_raise() -> None:
 def test_an_exit_code_without_a_word_quotes_the_last_line(tmp_path: Path) -> None:
     found = run_script(tmp_path, "print('bye')\nraise SystemExit(3)")
     assert text_of(found) == (
-        "error: ended with exit code 3 and no error message Jackline knows\n"
+        "error: ended with exit code 3; its output names no known error\n"
         "       its last line: bye\n"
         f"       {RAN}\n"
         "hint: read the end of its output: `jackline logs`"

@@ -145,7 +145,7 @@ def test_one_large_allocation_is_not_a_leak() -> None:
         (137, "killed_by_someone", "exit code 137 = 128 + 9"),
         (143, "preempted", "exit code 143 = 128 + 15"),
         (255, "exit_code", "exited with -1"),
-        (3, "exit_code", "exit code 3 and no error message Jackline knows"),
+        (3, "exit_code", "exit code 3; its output names no known error"),
     ],
 )
 def test_an_exit_code_that_stands_for_something_is_explained(code: int, cause: str, words: str) -> None:

@@ -21,6 +21,25 @@ _REMOTE_STARTS = ("nfs", "fuse")
 _LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs", "fuse.lxcfs", "fuseblk", "fusectl"))
 
 
+_NO_DISKS = frozenset(
+    (
+        "proc",
+        "sysfs",
+        "cgroup",
+        "cgroup2",
+        "devpts",
+        "mqueue",
+        "debugfs",
+        "tracefs",
+        "securityfs",
+        "pstore",
+        "bpf",
+        "squashfs",
+    )
+    + ("configfs", "hugetlbfs", "binfmt_misc", "autofs", "fusectl", "nsfs", "rpc_pipefs", "efivarfs", "iso9660")
+)
+
+
 @immutable
 class DiskReading:
     path: str
@@ -28,6 +47,21 @@ class DiskReading:
     total_bytes: int
     filesystem: str  # 'ext4', 'tmpfs', 'nfs4', 'fuse.drive' ...
     is_remote: bool  # FUSE, NFS and similar: rename and fsync are not reliable there
+
+
+def writable_disks(*, root: Path = Path("/")) -> list[DiskReading]:
+    """Every disk that is mounted here and can be written to. May block as `read_disk` may."""
+    found = []
+    for mount in read_mounts(root=root):
+        if mount.filesystem in _NO_DISKS or mount.point.startswith(("/proc", "/sys", "/dev/pts")):
+            continue
+        try:
+            status = os.statvfs(mount.point)
+        except OSError:
+            continue
+        if status.f_blocks and not status.f_flag & os.ST_RDONLY:
+            found.append(_reading(mount.point, status, mount.filesystem))
+    return found
 
 
 def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None:
@@ -43,8 +77,12 @@ def read_disk(path: str | Path, *, root: Path = Path("/")) -> DiskReading | None
         return None
     mount = find_mount(str(place), read_mounts(root=root))
     filesystem = mount.filesystem if mount else "unknown"
+    return _reading(str(path), status, filesystem)
+
+
+def _reading(path: str, status: os.statvfs_result, filesystem: str) -> DiskReading:
     return DiskReading(
-        path=str(path),
+        path=path,
         free_bytes=status.f_bavail * status.f_frsize,
         total_bytes=status.f_blocks * status.f_frsize,
         filesystem=filesystem,

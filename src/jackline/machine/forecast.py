@@ -28,6 +28,8 @@ _LONGEST_GAP_S = 2.5
 _STRETCH_FACTOR = 1.15
 _SEEN_BEFORE = 0.98
 _DROP_SHARE = 0.2
+_LEAST_GAINS = 3
+_LARGEST_GAIN = 0.6  # of the whole growth
 _OWN_SHARE = 0.1  # of the growth of all: with less than this, somebody else fills the memory
 
 
@@ -117,6 +119,16 @@ def is_own_growth(points: Sequence[Point], own: Sequence[Point]) -> bool:
     grown = points[-1][1] - low
     before = next((size for at_s, size in own if at_s >= low_s), own[-1][1])
     return grown <= 0 or own[-1][1] - before >= _OWN_SHARE * grown
+
+
+def has_grown_steadily(points: Sequence[Point], over_s: float = 20.0) -> bool:
+    """Whether memory grew in several steps until the end. One large step is a jump, and a series that is flat until
+    the kernel ends its process was one too: the line seen before a jump did not cause it."""
+    if growth_bytes_per_s(points) >= 1:
+        return True
+    recent = [used for at_s, used in points if points[-1][0] - at_s <= over_s]
+    gains = [after - before for before, after in pairwise(recent) if after > before]
+    return len(gains) >= _LEAST_GAINS and max(gains) <= _LARGEST_GAIN * sum(gains) and sum(gains) > recent[-1] * 0.05
 
 
 def growth_bytes_per_s(points: Sequence[Point]) -> float:

@@ -9,6 +9,7 @@ from jackline.diagnosis.deaths.evidence import Cause, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line, short_place
 from jackline.diagnosis.deaths.signal import ENDLESS_CALL_HINT
 from jackline.diagnosis.deaths.traceback_text import Chain, ErrorText
+from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.packages import install_hint, package_of
 from jackline.extras import requirement
 
@@ -35,10 +36,49 @@ _HINTS = (
         re.compile(r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+"),
         "a full disk, a used-up quota (`quota`) or a folder that was removed does this: look at where it saves",
     ),
+    (
+        re.compile(r"\[Errno 27\]|File too large"),
+        "a file grew over its limit: `ulimit -f unlimited`, or a file system that allows larger files",
+    ),
+    (
+        re.compile(
+            r"failed finding central directory|PytorchStreamReader failed|HeaderTooLarge|MetadataIncompleteBuffer"
+            r"|checkpoint file is corrupted|InvalidHeaderDeserialization|Ran out of input"
+        ),
+        "that file is not whole, as after a kill or a full disk during its save: use an older checkpoint",
+    ),
+    (
+        re.compile(r"Weights only load failed"),
+        "if you trust the file: torch.load(..., weights_only=False), or allow the type that the message names "
+        "(torch.serialization.add_safe_globals)",
+    ),
+    (
+        re.compile(r"Attempting to deserialize object on a CUDA device"),
+        "torch.load(..., map_location='cpu')",
+    ),
+    (
+        re.compile(r"Error\(s\) in loading state_dict"),
+        "the checkpoint belongs to a model of another shape: build the model with the settings it was saved with, or "
+        "leave the named weights out (strict=False does not skip a size mismatch)",
+    ),
+    (
+        re.compile(r"Can't (?:pickle|get) (?:local object|attribute)|cannot pickle"),
+        "a spawned process gets its work by pickle: move the function or class to the top level of a module and pass "
+        "no lambda, lock or open file",
+    ),
+    (
+        re.compile(r"\[Errno 2\] No such file|does not exist"),
+        "look at the path; a relative one begins in the folder where the command was started",
+    ),
+    (
+        re.compile(r"codec can't decode byte"),
+        "the file is not in that encoding: open(..., encoding='latin-1'), or find the line with `file` and `iconv`",
+    ),
     (re.compile(r"\[Errno 30\]|Read-only file system"), "write to another folder: this one cannot be written"),
 )
+_BOOTSTRAP = re.compile(r"bootstrapping phase|context has already been set")
 _OURS = re.compile(r"/(?:src|site-packages|dist-packages)/jackline/")
-_SEE_LOG = "`jackline logs` shows the whole traceback; run the same command again once it is fixed"
+SEE_LOG = "`jackline logs` shows the whole traceback; run the same command again once it is fixed"
 
 
 def own_error(error: ErrorText, evidence: Evidence) -> Finding | None:
@@ -48,7 +88,7 @@ def own_error(error: ErrorText, evidence: Evidence) -> Finding | None:
     first = error.message.splitlines()[0]
     at = next((at for at, line in enumerate(evidence.output_tail) if line.endswith(first)), None)
     below = evidence.output_tail[at + 1 :] if at is not None else ()
-    hint = next((line.removeprefix("hint: ") for line in below if line.startswith("hint: ")), _SEE_LOG)
+    hint = next((line.removeprefix("hint: ") for line in below if line.startswith("hint: ")), SEE_LOG)
     more = itertools.takewhile(lambda line: line.startswith("       "), below)
     theirs = [frame for frame in error.frames if frame.is_user and not _OURS.search(frame.file)]
     place = theirs[-1] if theirs else None
@@ -115,6 +155,33 @@ def _missing_module(text: str) -> tuple[str, str]:
     return f"the package '{module}' is not installed", install_hint(module)
 
 
+def no_main_guard(error: ErrorText, evidence: Evidence) -> Finding | None:
+    """A child that is spawned runs the script again to know its functions. Whatever fails in that second run, the
+    script started a process while it was being imported."""
+    again = next((at for at, frame in enumerate(error.frames) if _runs_script_again(frame)), None)
+    if again is None:
+        return None
+    outside = [frame for frame in error.frames[again:] if frame.is_user]
+    starts_anew = _BOOTSTRAP.search(error.text) or any(
+        "/multiprocessing/" in frame.file for frame in error.frames[again + 1 :]
+    )
+    if not outside or not starts_anew:
+        return None
+    place = outside[0]
+    return Finding(
+        "own_exception",
+        "certain",
+        f"the script starts processes while it is imported{at_place(place)}: `if __name__ == '__main__':` is missing",
+        (*place_line(place), error.first_line[:200], *ran_line(evidence)),
+        "put what starts the training below `if __name__ == '__main__':`: each spawned process imports the script",
+        place=place,
+    )
+
+
+def _runs_script_again(frame: Frame) -> bool:
+    return frame.function in ("_fixup_main_from_path", "_fixup_main_from_name")
+
+
 def syntax_error(error: ErrorText, evidence: Evidence) -> Finding | None:
     if error.name not in ("SyntaxError", "IndentationError", "TabError"):
         return None
@@ -154,7 +221,7 @@ def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     place = root.place
     later = [error for error in chain.errors[1:] if error.first_line != root.first_line]
     after = (f"then: {later[-1].first_line[:200]}{at_place(later[-1].place)}",) if later else ()
-    hint = next((hint for pattern, hint in _HINTS if pattern.search(root.text)), _SEE_LOG)
+    hint = next((hint for pattern, hint in _HINTS if pattern.search(root.text)), SEE_LOG)
     if root.name == "RecursionError":
         hint = ENDLESS_CALL_HINT
     where = f" ({short_place(place)})" if place else ""

@@ -12,12 +12,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jackline.diagnosis.deaths import exit as rules_exit
-from jackline.diagnosis.deaths.code import import_error, keyboard_input, own_error, own_exception, syntax_error
+from jackline.diagnosis.deaths.code import (
+    SEE_LOG,
+    import_error,
+    keyboard_input,
+    no_main_guard,
+    own_error,
+    own_exception,
+    syntax_error,
+)
 from jackline.diagnosis.deaths.disk import disk_full
 from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
-from jackline.diagnosis.deaths.network import network
+from jackline.diagnosis.deaths.network import network, refused_by_server
 from jackline.diagnosis.deaths.ranks import aborted_at_exit, first_failed, port_in_use, sizes_differ
 from jackline.diagnosis.deaths.sentences import ran_line
 from jackline.diagnosis.deaths.signal import (
@@ -40,11 +48,13 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     disk_full,
     host_memory_error,
     own_error,
+    no_main_guard,
     import_error,
     syntax_error,
     keyboard_input,
     port_in_use,
     sizes_differ,
+    refused_by_server,
     network,
 )
 # Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
@@ -100,7 +110,7 @@ def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Fi
 
 def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     quiet = (rules_exit.asked_to_stop, rules_exit.command_not_found)
-    loud = (rules_exit.module_not_found, rules_exit.usage_error, rules_exit.told_error)
+    loud = (rules_exit.module_not_found, rules_exit.usage_error, rules_exit.told_error, rules_exit.not_finite)
     unsaid = (_said_in_log, rules_exit.timed_out)
     for rule in quiet:
         finding = rule(evidence)
@@ -170,7 +180,8 @@ def _said_in_log(evidence: Evidence) -> Finding | None:
     where = f"its output does not say so; its log does: {evidence.log_path}"
     sure: Confidence = "likely" if evidence.is_log_its_own else "not sure"
     if found:
-        return replace(found[0], confidence=sure, detail=(where, *found[0].detail))
+        hint = f"the whole traceback is in {evidence.log_path}" if found[0].hint == SEE_LOG else found[0].hint
+        return replace(found[0], confidence=sure, detail=(where, *found[0].detail), hint=hint)
     line = next((line.strip() for line in reversed(evidence.log_tail) if _LOGGED_ERROR.search(line)), "")
     if not line:
         return None

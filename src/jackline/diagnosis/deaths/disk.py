@@ -45,12 +45,15 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
     title += f": it could not write {path[1]}" if path else ""
     known = tuple(_space(one) for one in _worth_saying(evidence, path[1] if path else ""))
     where = path[1] if path else (disk.path if disk and is_full(disk) else "")
+    if not path and not is_full(disk):
+        known += ("no disk that Jackline knows of is full now: the unfinished file may have been removed",)
+    look = f"df -h {where}" if where else "df -h and df -i"
     return Finding(
         "disk_full",
         confidence,
         title,
         (*place_line(error.place), error.first_line[:200], *known),
-        f"free space ({f'df -h {where}' if where else 'df -h'} shows where), then run the same command again",
+        f"free space ({look} shows where), then run the same command again",
         place=error.place,
     )
 

@@ -129,6 +129,7 @@ class Evidence:
     memory_limit_source: str = ""
     memory_growth_bytes_per_s: float = 0.0
     growing_frame: Frame | None = None
+    is_jump: bool = False  # host memory did not grow in steps before the end
     last_frame: Frame | None = None
     disk_free_bytes: int | None = None
     disk_path: str = ""

@@ -16,10 +16,14 @@ _CLICK = re.compile(r"^Error: (.+)$")
 _NOT_FOUND = re.compile(r"(?:^|: )([^:\s]+): (?:command )?not found$")
 _NO_FILE = re.compile(r"can't open file '?([^':]+)'?: \[Errno 2\]")
 _NO_MODULE = re.compile(r"^\S*python[\d.]*: No module named (\S+)$")
-_SHELL_SIGNALS = frozenset({1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 15})
+_SHELL_SIGNALS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 31})
 _PASSED_ON_SIGNALS = frozenset({4, 6, 7, 8, 9, 11, 15})  # 255 and 254 are sys.exit(-1) and sys.exit(-2)
 _TIMEOUT = re.compile(r"(?:^|[\s/'\"])timeout\s")
 _READ_ON = "read the end of its output: `jackline logs`"
+_NOT_FINITE = re.compile(r"(?:\bnan\b|\binf\b|\binfinit[ey]\b|non-?finite|not finite)", re.IGNORECASE)
+_GIVES_UP = re.compile(
+    r"stop|abort|exit|quit|terminat|diverg|giv(?:e|ing) up|fail|error|cannot continue", re.IGNORECASE
+)
 _CODES = {
     125: ("a container or a launcher could not start its command", _READ_ON),
     255: ("it exited with -1, as ssh does when its connection is lost", _READ_ON),
@@ -165,6 +169,19 @@ def told_error(evidence: Evidence) -> Finding | None:
     )
 
 
+def not_finite(evidence: Evidence) -> Finding | None:
+    """Many scripts leave when their loss is no number any more, with a sentence instead of an error."""
+    for line in reversed(evidence.output_tail[-5:]):
+        if _NOT_FINITE.search(line) and _GIVES_UP.search(line):
+            title = f"it ended itself because its loss is no number any more: {line.strip()[:160]}"
+            hint = (
+                "too high a learning rate, a bad batch or too small a dtype: resume from before it with a lower rate "
+                "or clipped gradients; torch.autograd.detect_anomaly() finds the operation"
+            )
+            return Finding("exit_code", "likely", title, ran_line(evidence), hint)
+    return None
+
+
 def timed_out(evidence: Evidence) -> Finding | None:
     """Exit code 124: the command `timeout` of coreutils has ended it."""
     if evidence.exit_code != 124:
@@ -183,7 +200,7 @@ def timed_out(evidence: Evidence) -> Finding | None:
 
 def exit_code(evidence: Evidence) -> Finding:
     known = _CODES.get(evidence.exit_code or 0)
-    title = f"ended with exit code {evidence.exit_code} and no error message Jackline knows"
+    title = f"ended with exit code {evidence.exit_code}; its output names no known error"
     hint = _READ_ON
     if known is not None:
         title, hint = f"ended with exit code {evidence.exit_code}: {known[0]}", known[1]

@@ -10,7 +10,9 @@ from jackline.diagnosis.deaths.sentences import at_place, place_line, ran_line
 from jackline.diagnosis.deaths.traceback_text import ErrorText
 from jackline.immutable import immutable
 
-_CUDA = re.compile(r"(?:CUDA|HIP) error: (.+)|CUBLAS_STATUS_(?!ALLOC_FAILED)\w+|CUDNN_STATUS_\w+|cuDNN error: .+")
+_CUDA = re.compile(
+    r"(?:CUDA|HIP) error: (.+)|CUBLAS_STATUS_(?!ALLOC_FAILED)\w+|CUDNN_STATUS_(?!ALLOC_FAILED)\w+|cuDNN error: .+"
+)
 _ASSERTION = re.compile(r"Assertion `(.+?)` failed")
 _WATCHDOG = re.compile(r"[Ww]atchdog caught collective operation timeout: WorkNCCL\((.*)\)")
 _OPERATION = re.compile(r"OpType=(\w+)")
@@ -32,6 +34,11 @@ class _Kind:
     is_retryable: bool = False
 
 
+# PyTorch ends each CUDA error with the same advice, which names errors that did not happen.
+_ADVICE = re.compile(
+    r"CUDA kernel errors might be asynchronously|For debugging consider passing|Compile with `?TORCH_USE_CUDA_DSA"
+    r"|Search for `?cuda\w+|Device-side assertion tracking"
+)
 _BLOCKING = "CUDA_LAUNCH_BLOCKING=1 makes the traceback point at the right line"
 _RESTART = "a fault of the GPU or its driver: start again; if it returns, `nvidia-smi -q` and another GPU"
 _DRIVER = "`nvidia-smi` must show the GPU; `jackline doctor` names what is missing"
@@ -60,6 +67,16 @@ _KINDS = (
         "the GPU is taken by another process",
         "`nvidia-smi` shows who holds it; an exclusive-process mode allows only one",
     ),
+    _Kind(
+        "driver on your system is too old",
+        "the NVIDIA driver is too old for this PyTorch",
+        "update the driver, or install a PyTorch built for an older CUDA: `nvidia-smi` names the newest it can run",
+    ),
+    _Kind(
+        "driver/library version mismatch",
+        "the NVIDIA driver was updated while its old module is still loaded",
+        "restart the machine, or unload and load the nvidia kernel modules",
+    ),
     _Kind("driver version is insufficient", "the NVIDIA driver is too old for this PyTorch", _DRIVER),
     _Kind("no CUDA-capable device", "no GPU was found", _DRIVER),
     _Kind("Found no NVIDIA driver", "no NVIDIA driver was found", _DRIVER),
@@ -74,7 +91,7 @@ _KINDS = (
 
 
 def cuda_error(error: ErrorText, evidence: Evidence) -> Finding | None:
-    text = error.text
+    text = "\n".join(line for line in error.text.splitlines() if not _ADVICE.search(line))
     kind = next((kind for kind in _KINDS if kind.words.lower() in text.lower()), None)
     match = _CUDA.search(text)
     if match is None and kind is None:

@@ -14,9 +14,11 @@ _SIZE = r"([\d.]+) ?(bytes?|[KMGT]iB|B)\b"
 
 _GPU = re.compile(
     r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory|OutOfMemoryError"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor",
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
+    r"|OOM when allocating tensor",
     re.IGNORECASE,
 )
+_IN_LIBRARY = re.compile(r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED")
 _NEEDED = re.compile(rf"[Tt]r(?:ied|ying) to allocate {_SIZE}")
 _TOTAL = re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity")
 _FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free")
@@ -50,7 +52,8 @@ def cuda_oom(error: ErrorText, evidence: Evidence) -> Finding | None:
     neighbours = [(int(pid), _bytes(size, unit)) for pid, size, unit in _NEIGHBOUR.findall(text)]
     return Finding(
         "cuda_oom",
-        "certain",
+        # cuBLAS and cuDNN also fail to allocate where something before them broke the GPU's state.
+        "likely" if _IN_LIBRARY.search(text) else "certain",
         title,
         (*place_line(error.place), *_gpu_lines(text, neighbours), *_leak_lines(evidence), *ran_line(evidence)),
         _gpu_hint(text, needed, neighbours, evidence),

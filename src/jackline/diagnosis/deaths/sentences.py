@@ -67,7 +67,7 @@ def growth_line(evidence: Evidence) -> tuple[str, ...]:
     frame = evidence.growing_frame
     rate = evidence.memory_growth_bytes_per_s
     if frame is None:
-        return ()
+        return ("its memory had not grown before: it asked for much at once",) if evidence.is_jump else ()
     speed = f" by {format_bytes(rate)}/s" if rate >= 1 else ""
     where = place_line(frame) or (short_place(frame),)
     return (f"it was growing{speed} in {where[0]}",)
@@ -76,6 +76,11 @@ def growth_line(evidence: Evidence) -> tuple[str, ...]:
 def less_memory(evidence: Evidence) -> str:
     """What to do about host memory: at the line that grew, where it is known."""
     frame = evidence.growing_frame
+    if frame is None and evidence.is_jump:
+        return (
+            "this is host RAM, not GPU memory: one step needed much more than the others (a longer sequence, a "
+            "larger array, a file loaded whole); make that smaller, or allow more memory"
+        )
     if frame is None:
         return (
             "this is host RAM, not GPU memory: load less at once (fewer DataLoader workers, streamed or mapped data)"

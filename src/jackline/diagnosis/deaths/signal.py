@@ -68,6 +68,14 @@ _OTHER_SIGNALS: dict[int, tuple[str, str]] = {
     signals.SIGPIPE: ("it wrote into a pipe whose reader was gone", "look at the program after the `|`"),
     signals.SIGXCPU: ("it used up its CPU time (ulimit -t)", "raise the limit: ulimit -t unlimited"),
     signals.SIGXFSZ: ("a file grew over its limit (ulimit -f)", "raise the limit: ulimit -f unlimited"),
+    signals.SIGALRM: (
+        "a timer of its own ran out (signal.alarm)",
+        "look for signal.alarm or setitimer in the script",
+    ),
+    signals.SIGTRAP: (
+        "a native library stopped at a check of its own",
+        "read the lines above the end: `jackline logs`",
+    ),
     signals.SIGSYS: ("a sandbox forbade a system call (seccomp)", "start the container with another profile"),
     signals.SIGUSR1: ("it has no handler for SIGUSR1, which Slurm sends before the end", _GO_ON),
     signals.SIGUSR2: ("it has no handler for SIGUSR2, which Slurm sends before the end", _GO_ON),

@@ -195,7 +195,8 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         memory_limit_bytes=watch.memory.limit.limit_bytes,
         memory_limit_source=watch.memory.limit.source,
         memory_growth_bytes_per_s=watch.memory.growth_bytes_per_s(),
-        growing_frame=watch.growth_places.likely() or _frame_seen_inside(watch),
+        growing_frame=_growing_frame(watch),
+        is_jump=not watch.memory.has_grown_steadily() and _growing_frame(watch) is None,
         last_frame=watch.last_frame(),
         disk_free_bytes=disk.free_bytes if disk else None,
         disk_path=disk.path if disk else "",
@@ -236,6 +237,12 @@ def duration_of(watch: AttemptWatch, ending: Ending) -> float:
     by_kernel_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks - since_end_s
     is_jump = abs(by_clock_s - by_kernel_s) > CLOCK_JUMP_S and 0 <= since_end_s < RECENT_END_S
     return max(0.0, by_kernel_s if is_jump and by_kernel_s >= 0 else by_clock_s)
+
+
+def _growing_frame(watch: AttemptWatch) -> Frame | None:
+    """The line where memory grew. Where it did not grow, but jumped, the line seen before explains nothing."""
+    seen = watch.growth_places.likely() if watch.memory.has_grown_steadily() else watch.growth_places.lost
+    return seen or _frame_seen_inside(watch)
 
 
 def _frame_seen_inside(watch: AttemptWatch) -> Frame | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from jackline.diagnosis.doing import imported_package
 from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
-from jackline.machine.forecast import growth_bytes_per_s, seconds_to_limit
+from jackline.machine.forecast import growth_bytes_per_s, has_grown_steadily, seconds_to_limit
 from jackline.machine.memory import effective_limit, read_memory
 from jackline.machine.neighbours import fills_it_itself, neighbour_text
 from jackline.machine.procfs import read_bytes
@@ -132,6 +132,9 @@ class MemoryWatch:
     def growth_bytes_per_s(self) -> float:
         return growth_bytes_per_s(tuple(self._points)) or 0.0
 
+    def has_grown_steadily(self) -> bool:
+        return has_grown_steadily(tuple(self._points))
+
     def warning(self, now_s: float, frame: Frame | None) -> str | None:
         """A sentence the first time each level is passed, None otherwise."""
         left_s = self.seconds_left()
@@ -188,6 +191,11 @@ class GrowthPlaces:
         is_idle = frame.sleeps or thread.awaiting is not None
         if not is_ours and not is_idle and (not thread.wait or thread.wait.startswith("running")):
             self._working.setdefault(stack.pid, Counter())[frame] += 1
+
+    @property
+    def lost(self) -> Frame | None:
+        """The line of a process that was ended for its memory."""
+        return self._lost
 
     def likely(self) -> Frame | None:
         found = self._most()

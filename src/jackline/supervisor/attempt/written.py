@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from jackline.diagnosis.deaths.collect import tail_lines
+from jackline.diagnosis.deaths.disk import is_full
 from jackline.diagnosis.deaths.evidence import DiskSpace
 from jackline.diagnosis.logs.clues import is_log_name, newest_logs_under, within
 from jackline.immutable import immutable
-from jackline.machine.disk import read_disk
+from jackline.machine.disk import read_disk, writable_disks
 from jackline.machine.proc import open_files
 from jackline.rundir.layout import RunDir
 from jackline.rundir.run_file import DamagedRun, read_run_file
@@ -26,6 +27,7 @@ EVERY_S = 5.0
 _MAX_FILES = 64
 _MAX_PROCESSES = 4
 _PATIENCE_S = 1.0  # a network disk may hang
+_FRAME = re.compile(r'\s*File "')  # of a traceback: code that ran, not a file that was written
 _QUOTED_PATH = re.compile(r"""['"](/[^'"\n]{1,400})['"]""")
 
 
@@ -69,9 +71,13 @@ class WrittenFiles:
 
     def disks(self, lines: Iterable[str]) -> tuple[DiskSpace, ...]:
         """The disks that it wrote to, that its last lines name, of its working folder and of temporary files."""
-        named = [match for line in lines for match in _QUOTED_PATH.findall(line)]
+        named = [match for line in lines for match in _QUOTED_PATH.findall(line) if not _FRAME.match(line)]
         places = [*named[-16:], *self._paths, self._cwd, os.environ.get("TMPDIR", "/tmp")]
-        return within(_PATIENCE_S, lambda: measure([place for place in places if place])) or ()
+        known = within(_PATIENCE_S, lambda: measure([place for place in places if place])) or ()
+        if any(is_full(disk) for disk in known):
+            return known
+        # A file that was open too shortly to be seen, or only mapped: a disk that is full now is the likely one.
+        return known + (within(_PATIENCE_S, _full_disks) or ())
 
     def last_log(self, *, since_s: float, count: int) -> LastLog:
         """Its own log file; else the newest in its working folder that was written since it started."""
@@ -82,6 +88,11 @@ class WrittenFiles:
             return LastLog(newest, tail_lines(Path(newest), count), True)
         found = within(_PATIENCE_S, lambda: newest_logs_under(Path(self._cwd), since_s)) if self._cwd else None
         return LastLog(found[0], tail_lines(Path(found[0]), count)) if found else LastLog()
+
+
+def _full_disks() -> tuple[DiskSpace, ...]:
+    spaces = (DiskSpace(disk.path, disk.free_bytes, disk.total_bytes) for disk in writable_disks())
+    return tuple(space for space in spaces if is_full(space))[:4]
 
 
 def measure(places: Sequence[str]) -> tuple[DiskSpace, ...]:

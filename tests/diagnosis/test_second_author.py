@@ -1,0 +1,150 @@
+"""Deaths whose programs were written by somebody who had not read the rules: cause, certainty and next action."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jackline.diagnosis.deaths.diagnose import diagnose
+from jackline.diagnosis.deaths.evidence import DiskSpace, Evidence
+from jackline.diagnosis.deaths.report import death_text
+from jackline.machine.forecast import has_grown_steadily
+from tests.diagnosis.deaths import GIB, best, evidence, run_command, run_script, said
+
+MIB = 1 << 20
+ADVICE = """
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."""
+
+
+def raised(error: str, **facts: object) -> Evidence:
+    top = 'Traceback (most recent call last):\n  File "/w/train.py", line 41, in step\n    y = model(x)\n'
+    return said(top + error, **facts)
+
+
+@pytest.mark.parametrize(
+    ("words", "title"),
+    [
+        ("no kernel image is available for execution on the device", "this PyTorch was not built for this GPU"),
+        ("an illegal memory access was encountered", "a CUDA kernel touched memory it does not own"),
+        ("device-side assert triggered", "a CUDA kernel found a value out of range"),
+        ("uncorrectable ECC error encountered", "the GPU's memory had an error it could not correct"),
+        ("misaligned address", "CUDA error: misaligned address"),
+    ],
+)
+def test_a_cuda_error_is_told_by_its_own_line_and_not_by_the_advice_below_it(words: str, title: str) -> None:
+    assert best(raised(f"RuntimeError: CUDA error: {words}{ADVICE}")).title.startswith(title)
+
+
+def test_an_old_driver_is_named() -> None:
+    found = best(raised("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."))
+    assert (found.cause, found.title) == (
+        "cuda_error",
+        "the NVIDIA driver is too old for this PyTorch at train.py:41",
+    )
+
+
+def test_an_allocation_that_failed_inside_cublas_is_only_likely_for_lack_of_memory() -> None:
+    found = best(raised("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    assert (found.cause, found.confidence) == ("cuda_oom", "likely")
+
+
+def test_memory_that_jumped_is_not_blamed_on_the_line_seen_before() -> None:
+    found = evidence(signal=9, oom_kills_in_cgroup=1, peak_memory_bytes=8 * GIB, is_jump=True)
+    assert "its memory had not grown before: it asked for much at once" in best(found).detail
+    assert "one step needed much more than the others" in best(found).hint
+    leak = [(float(at), (1000 + 30 * at) * MIB) for at in range(20)]
+    spike = [(float(at), 1000 * MIB) for at in range(19)] + [(19.0, 7000 * MIB)]
+    late_leak = [(at, used) for at, used in spike[:-1]] + [(19.0 + at, (1000 + 60 * at) * MIB) for at in range(8)]
+    assert has_grown_steadily(leak)
+    assert has_grown_steadily(late_leak)
+    assert not has_grown_steadily(spike)
+    assert not has_grown_steadily(spike[:-1])
+
+
+def test_offline_mode_is_not_the_network(tmp_path: Path) -> None:
+    found = best(
+        raised(
+            "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache and "
+            "outgoing traffic has been disabled. To enable look-ups online, set 'local_files_only' to False."
+        )
+    )
+    assert "downloads are switched off (offline mode)" in found.title
+    assert found.hint.startswith("unset HF_HUB_OFFLINE")
+    assert not found.is_retryable
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "is_retryable"),
+    [
+        ("urllib.error.HTTPError: HTTP Error 429: Too Many Requests", "asked to wait", True),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error.", "refused access", False),
+        ("urllib.error.HTTPError: HTTP Error 403: Forbidden", "refused access", False),
+        ("wandb.errors.errors.UsageError: No API key configured. Use `wandb login`.", "refused access", False),
+        ("botocore.exceptions.NoCredentialsError: Unable to locate credentials", "refused access", False),
+        ("urllib.error.URLError: <urlopen error [SSL: CERTIFICATE_VERIFY_FAILED] failed>", "certificate", False),
+        ("requests.exceptions.ProxyError: Cannot connect to proxy.", "proxy", False),
+    ],
+)
+def test_a_far_end_that_said_no_is_told_from_one_that_was_not_reached(
+    error: str, words: str, is_retryable: bool
+) -> None:
+    found = best(raised(error))
+    assert found.is_retryable == is_retryable
+    assert words in found.title
+
+
+def test_a_missing_main_guard_is_named(tmp_path: Path) -> None:
+    for start in (
+        "mp.set_start_method('spawn')\np = mp.Process(target=work)",
+        "p = mp.get_context('spawn').Process(target=work)",
+    ):
+        ends = "p.start()\np.join()\nsys.exit(p.exitcode)"
+        code = f"import multiprocessing as mp, sys\ndef work(): pass\n{start}\n{ends}\n"
+        found = best(run_script(tmp_path, code))
+        assert "`if __name__ == '__main__':` is missing" in found.title
+        assert found.place is not None
+        assert found.place.file.endswith("train.py")
+
+
+def test_a_loss_that_is_no_number_is_the_reason_to_leave(tmp_path: Path) -> None:
+    found = best(run_script(tmp_path, "import sys\nprint('Loss is nan, stopping training')\nsys.exit(1)"))
+    assert found.confidence == "likely"
+    assert found.title.startswith("it ended itself because its loss is no number any more: Loss is nan")
+    told = said("step 3 loss nan\nstep 4 loss nan\nusage problem", exit_code=3)
+    assert "no number" not in best(told).title
+
+
+def test_a_file_size_limit_is_read_from_the_shells_exit_code(tmp_path: Path) -> None:
+    found = best(
+        run_command(["bash", "-c", f"ulimit -f 10; dd if=/dev/zero of={tmp_path}/a bs=1M count=1"], cwd=tmp_path)
+    )
+    assert "a file grew over its limit (ulimit -f)" in found.title
+
+
+def test_a_full_disk_is_not_measured_where_the_code_lies() -> None:
+    roomy = DiskSpace("/w/train.py", 60 * GIB, 200 * GIB)
+    found = best(raised("sqlite3.OperationalError: database or disk is full", disks=(roomy,)))
+    assert "no disk that Jackline knows of is full now: the unfinished file may have been removed" in found.detail
+    assert "df -i" in found.hint
+
+
+def test_an_error_that_is_only_in_a_log_file_is_not_looked_for_in_the_output() -> None:
+    log = ("Traceback (most recent call last):", '  File "/w/train.py", line 5, in <module>', "KeyError: 'wd'")
+    found = evidence(exit_code=1, log_tail=log, log_path="/w/train.log", is_log_its_own=True)
+    assert best(found).hint == "the whole traceback is in /w/train.log"
+
+
+def test_a_damaged_checkpoint_says_what_to_do() -> None:
+    text = death_text(
+        diagnose(
+            found := raised("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central")
+        ),
+        found,
+    )
+    assert (
+        "hint: that file is not whole, as after a kill or a full disk during its save: use an older checkpoint"
+        in text
+    )
