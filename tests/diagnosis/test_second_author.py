@@ -148,3 +148,100 @@ def test_a_damaged_checkpoint_says_what_to_do() -> None:
         "hint: that file is not whole, as after a kill or a full disk during its save: use an older checkpoint"
         in text
     )
+
+
+# -- the second round of programs by the same author ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "host_memory_error",
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", "host_memory_error"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "cuda_oom"),
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "cuda_oom"),
+        (
+            "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:\n\n"
+            "OOM when allocating tensor with shape[64,512] and type float on /device:GPU:0 by allocator GPU_0_bfc",
+            "cuda_oom",
+        ),
+    ],
+)
+def test_whose_memory_ran_out_is_told_by_the_message(error: str, cause: str) -> None:
+    assert best(raised(error)).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("facts", "line", "cause"),
+    [
+        ({"exit_code": 137}, "slurmstepd: error: Detected 1 oom_kill event in StepId=9.batch.", "kernel_oom"),
+        (
+            {"exit_code": None, "signal": 15},
+            "slurmstepd: error: *** JOB 9 ON gpu1 CANCELLED AT 2026-11-18T03:00:11 DUE TO TIME LIMIT ***",
+            "time_limit",
+        ),
+        ({"exit_code": 271}, "=>> PBS: job killed: walltime 3612 exceeded limit 3600", "time_limit"),
+    ],
+)
+def test_a_scheduler_that_says_why_it_ended_the_job_is_believed(facts: dict[str, int], line: str, cause: str) -> None:
+    found = best(said(f"step 12 loss 2.3\n{line}", **facts))
+    assert (found.cause, found.confidence) == (cause, "likely")
+    assert found.detail[0].startswith("it said: ")
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("Error in library(xgboost) : there is no package called 'xgboost'\nExecution halted", "Error in library"),
+        (
+            "ERROR: LoadError: UndefVarError: `Flux` not defined\nStacktrace:\n [1] top-level scope",
+            "ERROR: LoadError",
+        ),
+        ("gcc -O3 a.c\na.c:12:10: fatal error: omp.h: No such file\nmake: *** [Makefile:8: a] Error 1", "a.c:12:10"),
+    ],
+)
+def test_the_line_that_says_error_counts_more_than_the_last_one(output: str, line: str) -> None:
+    found = best(said(output))
+    assert (found.cause, found.confidence) == ("exit_code", "likely")
+    assert found.title.startswith(f"ended with exit code 1 after this line: {line}")
+
+
+def test_a_stack_that_the_script_printed_itself_gives_the_place_of_a_crash() -> None:
+    tail = ("Fatal Python error: Segmentation fault", "", "Current thread 0x01 (most recent call first):")
+    frames = ('  File "/w/decode.py", line 22 in read_frames', '  File "/w/train.py", line 80 in <module>')
+    found = best(evidence(signal=11, output_tail=(*tail, *frames)))
+    assert found.title == "it crashed in native code with a segmentation fault at decode.py:22"
+
+
+def test_a_loader_worker_with_a_bus_error_points_at_shared_memory() -> None:
+    found = best(
+        raised(
+            "RuntimeError: DataLoader worker (pid 2991) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
+        )
+    )
+    assert (found.cause, found.confidence) == ("bus_error", "likely")
+    assert "/dev/shm was full" in found.title
+    assert "--shm-size" in found.hint
+
+
+def test_joblib_names_the_signal_of_its_worker() -> None:
+    found = best(
+        raised(
+            "joblib.externals.loky.process_executor.TerminatedWorkerError: A worker process managed by the executor "
+            "was unexpectedly terminated.\n\nThe exit codes of the workers are {SIGKILL(-9)}"
+        )
+    )
+    assert "worker of the process pool" in found.title
+
+
+def test_a_package_built_for_another_numpy_is_an_import_error_whatever_its_type() -> None:
+    found = best(raised("ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96"))
+    assert (found.cause, found.hint) == ("import_error", "install versions that belong together: pip check")
+
+
+def test_a_quota_is_not_looked_for_with_df() -> None:
+    assert "quota -s" in best(raised("OSError: [Errno 122] Disk quota exceeded: '/home/u/history.json'")).hint

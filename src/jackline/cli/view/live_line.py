@@ -202,7 +202,7 @@ def _pace(progress: ProgressRecord, now_s: float) -> Iterator[_Part]:
         yield _Part(f"{_rate(rate)}/s" if rate >= 0.1 else f"{format_short(1 / rate)}/{unit}", 4)
     if eta_s is not None and progress.done is not None and progress.done != progress.total:
         waited_s = max(0.0, now_s - progress.at_s) if progress.at_s is not None else 0.0
-        where = {"epoch": " of this epoch", "bar": " of this bar"}.get(progress.of or "", "")
+        where = {"epoch": " of this epoch", "bar": " of this bar", "part": " of this part"}.get(progress.of or "", "")
         left_s = eta_s - waited_s
         # It is not done, so it never takes 0 s; and an estimate that is long over is worth nothing.
         if left_s > -_OVERDUE_S:

@@ -21,8 +21,9 @@ _SHADOW = re.compile(r"consider renaming '([^']+)'")
 _LIBRARY = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 _BINARY = re.compile(
     r"undefined symbol|version `?(?:GLIBC|GLIBCXX|CXXABI)\w*[^']*' not found"
-    r"|compiled using NumPy 1|numpy\.dtype size changed"
+    r"|compiled using NumPy 1|numpy\.dtype size changed|_ARRAY_API not found"
 )
+_IMPORTS = ("ModuleNotFoundError", "ImportError")
 _TRACEBACK = "Traceback (most recent call last)"
 _KEYBOARD = re.compile(r"EOF when reading a line|Inappropriate ioctl for device")
 _HINTS = (
@@ -67,6 +68,16 @@ _HINTS = (
         "no lambda, lock or open file",
     ),
     (
+        re.compile(r"\[Errno 5\]|Input/output error"),
+        "a disk or a network file system failed: `dmesg | tail` says which; copy the data to another disk",
+    ),
+    (re.compile(r"\[Errno 116\]|Stale file handle"), "the server of that file system replaced it: mount it again"),
+    (re.compile(r"InvalidCxxCompiler|No working C\+\+ compiler"), "torch.compile needs a C++ compiler: install g++"),
+    (
+        re.compile(r"Expected more than 1 value per channel"),
+        "batch norm needs more than one sample: DataLoader(..., drop_last=True), or another batch size",
+    ),
+    (
         re.compile(r"\[Errno 2\] No such file|does not exist"),
         "look at the path; a relative one begins in the folder where the command was started",
     ),
@@ -98,7 +109,7 @@ def own_error(error: ErrorText, evidence: Evidence) -> Finding | None:
 
 
 def import_error(error: ErrorText, evidence: Evidence) -> Finding | None:
-    if error.name not in ("ModuleNotFoundError", "ImportError") and not _LIBRARY.search(error.text):
+    if error.name not in _IMPORTS and not _LIBRARY.search(error.text) and not _BINARY.search(error.text):
         return None
     title, hint = _import_story(error)
     return Finding(
@@ -125,6 +136,12 @@ def _import_story(error: ErrorText) -> tuple[str, str]:
         return (
             f"the library {library[1]} is missing",
             f"install the package that brings {library[1]}, or set LD_LIBRARY_PATH",
+        )
+    if "GLIBC" in text or "CXXABI" in text:
+        return (
+            "a package needs a newer C or C++ library than this one",
+            "in a conda environment: conda install -c conda-forge libstdcxx-ng, and put its lib folder first in "
+            "LD_LIBRARY_PATH; for GLIBC itself, a build for an older system or a newer system",
         )
     if _BINARY.search(text):
         return (

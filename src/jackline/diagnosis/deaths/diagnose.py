@@ -77,6 +77,7 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _diagnose(evidence: Evidence) -> tuple[Finding, ...]:
+    evidence = _with_printed_fault(evidence)
     chain = fatal_chain(evidence.output_tail)
     ours = sent_by_us(evidence)
     if ours is not None:
@@ -85,6 +86,9 @@ def _diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         return _finished(chain, evidence)
     if evidence.exit_code is None and evidence.signal is None:
         return _unseen(chain, evidence)
+    by_scheduler = rules_exit.scheduler_said(evidence) if chain is None else None
+    if by_scheduler is not None:
+        return (by_scheduler,)
     number = evidence.signal or rules_exit.inner_signal(evidence.exit_code)
     found = _by_signal(number, chain, evidence) if number else _by_exit_code(chain, evidence)
     return _with_shell(found, evidence) if evidence.signal is None and number else found
@@ -257,6 +261,14 @@ def _unseen(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
         return (unseen,)
     why = "nobody saw its exit status; this is the last that it wrote"
     return (replace(found[0], confidence="likely", detail=(*found[0].detail, why)), *found[1:])
+
+
+def _with_printed_fault(evidence: Evidence) -> Evidence:
+    """A script that switches faulthandler on by itself has the stack of its crash in its output."""
+    starts = [at for at, line in enumerate(evidence.output_tail) if line.startswith("Fatal Python error: ")]
+    if evidence.fault_text or not starts:
+        return evidence
+    return replace(evidence, fault_text="\n".join(evidence.output_tail[starts[-1] :]))
 
 
 def _with_shell(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:

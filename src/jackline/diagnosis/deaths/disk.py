@@ -47,13 +47,15 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
     where = path[1] if path else (disk.path if disk and is_full(disk) else "")
     if not path and not is_full(disk):
         known += ("no disk that Jackline knows of is full now: the unfinished file may have been removed",)
-    look = f"df -h {where}" if where else "df -h and df -i"
+    look = f"(df -h {where} shows where)" if where else "(df -h and df -i shows where)"
+    if _QUOTA.search(error.text):
+        look = "(quota -s shows how much is used)"
     return Finding(
         "disk_full",
         confidence,
         title,
         (*place_line(error.place), error.first_line[:200], *known),
-        f"free space ({look} shows where), then run the same command again",
+        f"free space {look}, then run the same command again",
         place=error.place,
     )
 

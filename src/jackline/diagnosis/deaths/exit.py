@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
+from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
 from jackline.diagnosis.deaths.signal import signal_name
 from jackline.diagnosis.packages import install_hint, package_of
@@ -20,6 +20,33 @@ _SHELL_SIGNALS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 2
 _PASSED_ON_SIGNALS = frozenset({4, 6, 7, 8, 9, 11, 15})  # 255 and 254 are sys.exit(-1) and sys.exit(-2)
 _TIMEOUT = re.compile(r"(?:^|[\s/'\"])timeout\s")
 _READ_ON = "read the end of its output: `jackline logs`"
+_SCHEDULERS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
+    (
+        re.compile(r"DUE TO TIME LIMIT|walltime \d+ exceeded limit|TERM_RUNLIMIT"),
+        "time_limit",
+        "the scheduler ended the job: its time limit was over",
+        "ask for more time, or save and resume: `jackline run --time-limit` a little below the job's limit",
+    ),
+    (
+        re.compile(
+            r"oom[_-]kill event|some of the step tasks have been OOM Killed|TERM_MEMLIMIT|exceeded memory limit", re.I
+        ),
+        "kernel_oom",
+        "the scheduler counted an out-of-memory kill: the job needed more host memory than it had asked for",
+        "ask for more memory (--mem), or load less at once: this is host RAM, not GPU memory",
+    ),
+    (
+        re.compile(r"DUE TO (?:PREEMPTION|NODE FAILURE)|CANCELLED AT .* DUE TO"),
+        "preempted",
+        "the scheduler ended the job",
+        "run the same command again, or `jackline resume`, to continue",
+    ),
+)
+# Of compilers, R, Julia, shells and loggers. The first of several began it.
+_ERROR_LINE = re.compile(
+    r"^(?:\S+: )?(?:[Ff]atal )?[Ee]rror(?: in \S+)?\s*:|^Error in |^ERROR:|: (?:fatal )?error: |\[ERROR\]"
+    r"|\| ?ERROR ?\|| - ERROR - |^(?:ERROR|FATAL|CRITICAL)\b"
+)
 _NOT_FINITE = re.compile(r"(?:\bnan\b|\binf\b|\binfinit[ey]\b|non-?finite|not finite)", re.IGNORECASE)
 _GIVES_UP = re.compile(
     r"stop|abort|exit|quit|terminat|diverg|giv(?:e|ing) up|fail|error|cannot continue", re.IGNORECASE
@@ -182,6 +209,15 @@ def not_finite(evidence: Evidence) -> Finding | None:
     return None
 
 
+def scheduler_said(evidence: Evidence) -> Finding | None:
+    """Slurm, PBS and LSF write into the job's output why they ended it."""
+    for line in reversed(evidence.output_tail[-12:]):
+        for pattern, cause, title, hint in _SCHEDULERS:
+            if pattern.search(line):
+                return Finding(cause, "likely", title, (f"it said: {line.strip()[:200]}", *ran_line(evidence)), hint)
+    return None
+
+
 def timed_out(evidence: Evidence) -> Finding | None:
     """Exit code 124: the command `timeout` of coreutils has ended it."""
     if evidence.exit_code != 124:
@@ -206,7 +242,10 @@ def exit_code(evidence: Evidence) -> Finding:
         title, hint = f"ended with exit code {evidence.exit_code}: {known[0]}", known[1]
     # That it ended with this code is certain; why it did is not known.
     detail = (*_last_line(evidence), *ran_line(evidence))
-    return Finding("exit_code", "likely" if known else "not sure", title, detail, hint)
+    said = next((line.strip() for line in evidence.output_tail[-8:] if _ERROR_LINE.search(line)), "")
+    if said and known is None:
+        title = f"ended with exit code {evidence.exit_code} after this line: {said[:240]}"
+    return Finding("exit_code", "likely" if known or said else "not sure", title, detail, hint)
 
 
 def _last_line(evidence: Evidence) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ _UNITS = {"bytes": 1, "byte": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**3
 _SIZE = r"([\d.]+) ?(bytes?|[KMGT]iB|B)\b"
 
 _GPU = re.compile(
-    r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory|OutOfMemoryError"
+    r"(?:CUDA|HIP|XPU|MPS backend) out of memory|CUDA error: out of memory|^torch[\w.]*OutOfMemoryError"
     r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
     r"|OOM when allocating tensor",
     re.IGNORECASE,
@@ -29,7 +29,8 @@ _NEIGHBOUR = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
 
 _HOST = re.compile(
     r"can't allocate memory|Unable to allocate .+ for an array|\[Errno 12\] Cannot allocate memory|std::bad_alloc"
-    r"|ArrowMemoryError|realloc of size \d+ failed"
+    r"|ArrowMemoryError|realloc of size \d+ failed|node running low on memory|java\.lang\.OutOfMemoryError"
+    r"|heap out of memory|^Out of memory$|cannot allocate vector of size"
 )
 _HOST_NEEDED = re.compile(rf"(?:tried to allocate|Unable to allocate) {_SIZE}|realloc of size (\d+)()")
 _ALLOWED = re.compile(rf"{_SIZE} allowed")
@@ -116,7 +117,7 @@ def _unused(text: str) -> int | None:
 
 
 def host_memory_error(error: ErrorText, evidence: Evidence) -> Finding | None:
-    is_memory_error = error.name.endswith("MemoryError") and error.name != "OutOfMemoryError"
+    is_memory_error = error.name.endswith("MemoryError")  # one of a GPU was found before
     if not is_memory_error and not _HOST.search(error.text):
         return None
     needed = _first(_HOST_NEEDED, error.text)
@@ -135,6 +136,8 @@ def host_memory_error(error: ErrorText, evidence: Evidence) -> Finding | None:
 
 def _host_hint(needed: int | None, evidence: Evidence) -> str:
     """One allocation that is large by itself, or a little too much after a long growth."""
+    if needed is None and evidence.growing_frame is None:
+        return less_memory(evidence)
     limit = evidence.memory_limit_bytes
     is_large = needed is not None and (not limit or needed > 0.2 * limit)
     if evidence.growing_frame is not None and not is_large:

@@ -307,6 +307,23 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
     )
 
 
+def shm_of_workers(evidence: Evidence, title: str, place: Frame | None) -> Finding:
+    """A DataLoader worker writes its batches into /dev/shm. By now its files there are gone, so free room proves
+    nothing."""
+    free = evidence.shm_free_bytes
+    is_full_now = free is not None and free < _SHM_NEARLY_FULL_BYTES
+    known = (f"/dev/shm has {format_bytes(free)} free now, after the worker's files were removed",) if free else ()
+    return Finding(
+        "bus_error",
+        "certain" if is_full_now else "likely",
+        f"{title}: /dev/shm was full{at_place(place)}",
+        (*place_line(place), *known, *ran_line(evidence)),
+        "use fewer workers, or a larger /dev/shm (docker run --shm-size=8g)",
+        False,
+        place,
+    )
+
+
 def _bus_error(evidence: Evidence, title: str, detail: tuple[str, ...], place: Frame | None) -> Finding:
     shm, disk = evidence.shm_free_bytes, fullest(evidence)
     hint = "a file it had mapped shrank or could not be read; check the disk"

@@ -234,6 +234,8 @@ def _read_message(lines: Sequence[str], start: int, prefix: str) -> tuple[str, i
         line = _strip(lines[index], prefix)
         if line is None:
             continue
+        if not line.strip() and len(parts) == 1 and parts[0].endswith("rror:") and index + 1 < len(lines):
+            continue  # 'Graph execution error:', an empty line, and then what it was
         is_over = not line.strip() or line.startswith(('"""', *_THEN, *_IGNORED, "[rank")) or _HEADER.search(line)
         # A launcher's report begins below an empty first line and is long; its last part names the failed process.
         most = _MAX_REPORT_LINES if parts and parts[0].endswith(":") else _MAX_MESSAGE_LINES

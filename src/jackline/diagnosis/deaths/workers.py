@@ -12,6 +12,7 @@ from jackline.diagnosis.deaths.signal import (
     crashed,
     kernel_oom,
     perhaps_oom,
+    shm_of_workers,
     signal_name,
 )
 from jackline.diagnosis.deaths.traceback_text import ErrorText
@@ -33,6 +34,7 @@ _ROOT_CAUSE = "Root Cause (first observed failure)"
 _RECEIVED = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID (\d+)")
 _DIED_WITH = re.compile(r"died with <Signals\.(SIG\w+): (\d+)>")
 _SPAWNED = re.compile(r"process \d+ terminated with signal (SIG\w+)")
+_EXIT_CODES = re.compile(r"exit codes of the workers are \{SIG\w+\(-(\d+)\)")  # joblib
 _POOL = re.compile(
     r"terminated abruptly while the future|unexpectedly terminated|abruptly died during map|BrokenProcessPool"
     r"|worker process has died"
@@ -73,6 +75,9 @@ def lost_process(error: ErrorText) -> Lost | None:
     if spawned:
         number = getattr(signals, spawned[1], None)
         return Lost(None, int(number) if number else None, "a spawned process")
+    exited = _EXIT_CODES.search(text)
+    if exited:
+        return Lost(None, int(exited[1]), "a worker of the process pool")
     if _POOL.search(text):
         return Lost(None, None, "a worker of the process pool")
     if error.name in _LOST_CONTACT and any("multiprocessing" in frame.file for frame in error.frames[-4:]):
@@ -85,6 +90,8 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
     lost = lost_process(error)
     if lost is None:
         return ()
+    if lost.signal == signals.SIGBUS and lost.who.startswith("DataLoader"):
+        return (shm_of_workers(evidence, f"{lost.who} crashed with a bus error", error.place),)
     if lost.signal in _CRASHES:
         return (crashed(evidence, lost.signal, who=lost.who),)
     by_kernel = kernel_oom(evidence, victim=lost.who)

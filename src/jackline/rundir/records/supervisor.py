@@ -131,7 +131,7 @@ class ProgressRecord:
     @property
     def is_part(self) -> bool:
         """Whether `done` and `eta_s` are about one epoch or one bar, so that the end of the run is not known."""
-        return self.of in ("epoch", "bar")
+        return self.of in ("epoch", "bar", "part")
 
 
 @immutable

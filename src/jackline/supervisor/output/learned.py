@@ -38,6 +38,7 @@ _AMOUNT = re.compile(r"\s*(?:[KMGT]i?B|bytes?|B|[mun]?s|sec\w*|min\w*|hours?|°C
 _STEP_NAME = re.compile(r"#|(?:global_|num_|total_)?(?:steps?|iters?|iterations?|updates?|timesteps?)")
 _HEAD = re.compile(r"\s*\[\s*\d+\s*(?:%|/\s*\d+)\s*\](?=\s)")
 _HAS_DIGIT = re.compile(r"\d")
+_OF_WORDS = frozenset({"/", "of", "out of", "von", "de", "sur", "di", "su", "van", "af", "av", "z", "из"})
 _CELL = re.compile(r"\s*\|\s*|\s{2,}|\t+")
 
 
@@ -181,7 +182,7 @@ def _total_after(bare: str, places: list[re.Match[str]], shape: _Shape, at: int)
     if at + 1 >= len(places) or shape.varies[at + 1] or shape.last[at + 1] < shape.last[at]:
         return None
     between = bare[places[at].end() : places[at + 1].start()].strip()
-    return shape.last[at + 1] if between in ("/", "of", "out of") else None
+    return shape.last[at + 1] if between.lower() in _OF_WORDS else None
 
 
 def _unit_of(bare: str, places: list[re.Match[str]], at: int) -> str:

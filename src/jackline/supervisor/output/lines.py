@@ -50,6 +50,11 @@ _MAYBE = re.compile(
 )
 _RECORD_STEPS = ("global_step", "trainer/global_step", "step", "steps", "num_updates", "iteration", "iter", "update")
 _RECORD_TOTALS = ("max_steps", "total_steps", "num_steps", "max_iters")
+_OF_ALL = ("total_", "max_", "num_")  # before the name of the counter: 'update' of 'total_updates'
+# What stands around a series of steps: cross-validation, a search. The steps of one are not those of the run.
+_OUTER = re.compile(
+    r"(?<![\w-])(?P<word>fold|trial|split|member|restart|repeat|seed|task|chain)\s*[:=#]?\s*(?P<number>\d+)\b", re.I
+)
 
 
 def parse_line(text: str) -> Progress | None:
@@ -102,6 +107,11 @@ def _counted(text: str) -> Progress | None:
     finest = next((match for match in found if not _is_epoch(match["word"])), None)
     if finest is not None:
         done, total, unit = _float(finest["done"]), _float(finest["total"]), _unit(finest["word"])
+        outer = _OUTER.search(text, 0, finest.start())
+        if outer is not None and epoch is None:
+            return Progress(
+                f"{outer['word'].lower()} {outer['number']}", done, total, unit, None, None, "line", "bar"
+            )
         return _within(text, Progress("", done, total, unit, None, None, "line"), epoch)
     if part is not None and float(part["done"]) <= float(part["total"]):
         done, total, number = float(part["done"]), float(part["total"]), float(part["epoch"])
@@ -168,6 +178,10 @@ def _record(text: str) -> Progress | None:
     epoch = record.get("epoch")
     step = next((record[name] for name in _RECORD_STEPS if name in record), None)
     total = next((record[name] for name in _RECORD_TOTALS if name in record), None)
+    if total is None:
+        counter = next((name for name in _RECORD_STEPS if name in record), "").rstrip("s")
+        names = (f"{before}{counter}{end}" for before in _OF_ALL for end in ("s", ""))
+        total = next((record[name] for name in names if counter and name in record), None)
     if step is not None and step >= 0:
         total = total if total is not None and total >= step else None
         return Progress("", step, total, "steps", None, None, "line", "run", epoch)

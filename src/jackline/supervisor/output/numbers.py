@@ -23,6 +23,7 @@ _NAME_CHARS = 56
 _OUT_OF = re.compile(r"\s?/\s?(\d[\d,]*)(?![\d.])")
 _PAIR = re.compile(
     rf"""['"](?P<name>[A-Za-z][\w/.@ -]{{0,59}})['"]\s*:\s*['"]?(?P<value>{_NUMBER}|NaN|nan|-?Infinity|-?inf)"""
+    r"""(?=['"]?\s*(?:[,}\]]|$))"""
 )
 _POSTFIX = re.compile(
     rf"[,\[]\s*(?P<name>[A-Za-z][\w/.@ -]{{0,59}})=\s*(?P<value>{_NUMBER}|nan|inf)(?P<unit>[%A-Za-z]?)"
@@ -43,8 +44,8 @@ _WEAK = re.compile(
 )
 _SPEED = re.compile(r"(?:tok(?:en)?s?|samples?|img|images?|examples?|words?)[/_ ]?(?:per[_ ])?s(?:ec)?\b|^tps$|^wps$")
 _NEVER = re.compile(
-    r"time|ms|secs?|seconds|eta|elapsed|mem|memory|date|epochs?|steps?|iters?|iterations?|batch|batches|num|seed|rank"
-    r"|world|size|dt|total_time|remaining|v_num|interval|version|port|pid"
+    r"time|ms|secs?|seconds|eta|elapsed|mem|memory|date|epochs?|steps?|iters?|iterations?|updates?|batch|batches|num|seed|rank"
+    r"|world|size|dt|ts|timestamp|total_time|remaining|v_num|interval|version|port|pid"
 )
 MEASURED = re.compile(
     r"loss|(?<![a-z])(?:lr|learning_rate|learning rate|ppl|perplexity|acc|accuracy|grad_norm|tok/s|tokens/s|rew"

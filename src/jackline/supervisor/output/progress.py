@@ -20,7 +20,7 @@ _MAX_SERIES = 16
 MAX_TEXT = 1000  # no bar is longer; a regex never sees more than this
 
 Source = Literal["bar", "protocol", "line"]
-Of = Literal["run", "epoch", "bar"]
+Of = Literal["run", "epoch", "bar", "part"]  # a part: one fold, one trial, one task of several
 
 
 @immutable
