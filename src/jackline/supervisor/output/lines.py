@@ -110,7 +110,7 @@ def _counted(text: str) -> Progress | None:
         outer = _OUTER.search(text, 0, finest.start())
         if outer is not None and epoch is None:
             return Progress(
-                f"{outer['word'].lower()} {outer['number']}", done, total, unit, None, None, "line", "bar"
+                f"{outer['word'].lower()} {outer['number']}", done, total, unit, None, None, "line", "part"
             )
         return _within(text, Progress("", done, total, unit, None, None, "line"), epoch)
     if part is not None and float(part["done"]) <= float(part["total"]):
