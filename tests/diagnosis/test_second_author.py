@@ -245,3 +245,14 @@ def test_a_package_built_for_another_numpy_is_an_import_error_whatever_its_type(
 
 def test_a_quota_is_not_looked_for_with_df() -> None:
     assert "quota -s" in best(raised("OSError: [Errno 122] Disk quota exceeded: '/home/u/history.json'")).hint
+
+
+def test_a_worker_that_wrote_how_it_crashed_is_not_a_riddle() -> None:
+    lost = raised("ConnectionResetError: [Errno 104] Connection reset by peer").output_tail
+    inner = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv'
+    tail = (*lost[:-1], inner, "    chunk = read(handle, remaining)", lost[-1])
+    fault = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+    fault += '  File "/w/data.py", line 7 in __getitem__'
+    found = best(evidence(exit_code=1, output_tail=tail, fault_text=fault))
+    assert found.title == "a worker process crashed in native code with a segmentation fault at data.py:7"
+    assert best(evidence(exit_code=1, output_tail=tail)).cause == "worker_killed"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from jackline.diagnosis.frames import Frame
+from jackline.supervisor.hang.text import collective_of
+from jackline.supervisor.hang.views import ProcessView
 from jackline.supervisor.output.learned import Learner
 from jackline.supervisor.output.lines import parse_line
 from jackline.supervisor.output.numbers import read_numbers
+from tests.supervisor.worlds import Proc
 
 
 def test_a_word_that_begins_like_a_number_is_none() -> None:
@@ -35,3 +39,15 @@ def test_a_learned_counter_knows_its_total_in_other_languages() -> None:
     assert found is not None
     assert found.progress is not None
     assert (found.progress.done, found.progress.total, found.progress.is_guessed) == (4, 400, True)
+
+
+def test_importing_torch_distributed_is_not_waiting_for_other_ranks() -> None:
+    folder = "/usr/lib/python3/site-packages/torch/distributed"
+    imports = (Frame("get_data", "<frozen importlib>", 9), Frame("<module>", f"{folder}/tensor.py", 3))
+    reduces = (
+        Frame("all_reduce", f"{folder}/distributed_c10d.py", 9),
+        Frame("wrapper", f"{folder}/c10d_logger.py", 3),
+    )
+    for inside, collective in ((imports, ""), (reduces, "all_reduce")):
+        process = Proc(7, inside=inside)
+        assert collective_of(ProcessView(process.reading(), 0.0, 0.0, process.stack())) == collective

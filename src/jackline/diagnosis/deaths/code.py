@@ -71,6 +71,10 @@ _HINTS = (
         re.compile(r"\[Errno 5\]|Input/output error"),
         "a disk or a network file system failed: `dmesg | tail` says which; copy the data to another disk",
     ),
+    (
+        re.compile(r"BrokenPipeError"),
+        "the program that read its output ended first: the one after the `|` (head, grep -q), or a lost connection",
+    ),
     (re.compile(r"\[Errno 116\]|Stale file handle"), "the server of that file system replaced it: mount it again"),
     (re.compile(r"InvalidCxxCompiler|No working C\+\+ compiler"), "torch.compile needs a C++ compiler: install g++"),
     (

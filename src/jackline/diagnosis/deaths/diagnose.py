@@ -40,7 +40,7 @@ from jackline.diagnosis.deaths.signal import (
     terminated,
 )
 from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, fatal_chain
-from jackline.diagnosis.deaths.workers import worker_killed
+from jackline.diagnosis.deaths.workers import faulted, worker_killed
 
 _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     cuda_oom,
@@ -64,7 +64,6 @@ _NUM_LAST_LINES = 30
 _AT_EXIT = "terminate called without an active exception"
 _LOGGED_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|\b(?:[Ee]rror|[Ff]ailed|[Ff]atal)\b")
 _CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS)
-_FAULTS = {"Segmentation fault": signals.SIGSEGV, "Aborted": signals.SIGABRT, "Bus error": signals.SIGBUS}
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
@@ -252,7 +251,7 @@ def _unseen(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     unseen = rules_exit.unseen(evidence)
     if by_kernel:
         return (by_kernel, unseen)
-    number = next((one for name, one in _FAULTS.items() if name in evidence.fault_text), None)
+    number = faulted(evidence.fault_text)
     if number is not None:
         found = _by_signal(number, chain, replace(evidence, signal=number))
     elif chain is not None and not any(line.strip() for line in evidence.output_tail[chain.end :]):

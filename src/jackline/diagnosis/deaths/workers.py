@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal as signals
+from dataclasses import replace
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.sentences import is_memory_nearly_full, place_line, ran_line
@@ -44,6 +45,19 @@ _LOST_CONTACT = frozenset({"EOFError", "ConnectionResetError", "BrokenPipeError"
 _HINT = "`jackline logs` shows what it said last; ask who or what ends processes here"
 _LOADER_HINT = "`jackline logs` shows what the worker said last; with num_workers=0 its own error is seen"
 _CRASHES = (signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT)
+
+
+_FAULTS = {
+    "Segmentation fault": signals.SIGSEGV,
+    "Aborted": signals.SIGABRT,
+    "Bus error": signals.SIGBUS,
+    "Illegal instruction": signals.SIGILL,
+}
+
+
+def faulted(fault_text: str) -> signals.Signals | None:
+    """The signal of a crash that faulthandler wrote down."""
+    return next((number for name, number in _FAULTS.items() if name in fault_text), None)
 
 
 @immutable
@@ -90,6 +104,8 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
     lost = lost_process(error)
     if lost is None:
         return ()
+    if lost.signal is None and (fault := faulted(evidence.fault_text)) is not None:
+        lost = replace(lost, signal=fault)  # the parent only lost contact; the worker wrote how it crashed
     if lost.signal == signals.SIGBUS and lost.who.startswith("DataLoader"):
         return (shm_of_workers(evidence, f"{lost.who} crashed with a bus error", error.place),)
     if lost.signal in _CRASHES:

@@ -86,7 +86,8 @@ def collective_of(view: ProcessView) -> str:
     inside = list(itertools.takewhile(lambda frame: not frame.is_user, main.frames if main else ()))
     # py-spy prints '_exception_logger.<locals>.wrapper' where faulthandler prints 'wrapper'.
     called = [frame.function.rpartition(".")[2] for frame in inside if "torch/distributed/" in frame.file]
-    return next((name for name in reversed(called) if name != "wrapper"), "")
+    outermost = next((name for name in reversed(called) if name != "wrapper"), "")
+    return "" if outermost == "<module>" else outermost  # torch.distributed is only being imported
 
 
 def name_of(view: ProcessView) -> str:
