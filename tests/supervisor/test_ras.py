@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from jackline.supervisor.stacks import ras
-from jackline.supervisor.stacks.ras import ask_ras, explain_ras, ras_address
+from jackline.supervisor.stacks import flight
+from jackline.supervisor.stacks.flight import ask_ras, explain_ras, ras_address
 
 REPORT = """\
 NCCL version 2.27.5 compiled with CUDA 12.9
@@ -65,7 +65,7 @@ def test_a_process_of_the_run_that_has_the_service_is_asked(
     port: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, asked = port
-    monkeypatch.setattr(ras, "read_environ", lambda pid: {"NCCL_RAS_ADDR": f"127.0.0.1:{number}"})
+    monkeypatch.setattr(flight, "read_environ", lambda pid: {"NCCL_RAS_ADDR": f"127.0.0.1:{number}"})
     assert ask_ras([os.getpid()]) == TOLD
     assert asked == [b"CLIENT PROTOCOL 2\n", b"TIMEOUT 2\n", b"STATUS\n"]
 
@@ -73,7 +73,7 @@ def test_a_process_of_the_run_that_has_the_service_is_asked(
 def test_a_service_of_another_job_is_not_asked(
     port: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ras, "read_environ", lambda pid: {"NCCL_RAS_ADDR": f"127.0.0.1:{port[0]}"})
+    monkeypatch.setattr(flight, "read_environ", lambda pid: {"NCCL_RAS_ADDR": f"127.0.0.1:{port[0]}"})
     assert ask_ras([1]) == ""
     assert port[1] == []
     assert ask_ras([]) == ""

@@ -30,6 +30,11 @@ def reading(pid: int, kind: str, cpu_s: float, wanted_s: float) -> ProcessReadin
             {"clock": 0.98},
             "its GPU runs at 40% of its highest clock (too hot), theirs at 98% or more",
         ),
+        (
+            {"stopped": 0.7},
+            {},
+            "it is stopped by a signal (SIGSTOP) or a debugger 70% of the time, the others at most 0%",
+        ),
         ({}, {}, "it computes all that time, with no more waits for data, disk or CPU than they have"),
     ],
 )
@@ -68,3 +73,4 @@ def test_an_evaluation_of_one_rank_is_no_straggler() -> None:
 def test_one_process_has_no_straggler() -> None:
     assert Stragglers().add(0.0, {0: reading(10, "lock", 0.0, 0.0)}, ()) == ""
     assert habits_of([Look("pipe"), Look("running")]).data == 0.5
+    assert habits_of([Look("stopped"), Look("running")]).stopped == 0.5

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from jackline.diagnosis.frames import ProcessStack
@@ -26,7 +25,6 @@ from jackline.supervisor.hang.incident import write_incident
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict
 from jackline.supervisor.options import SuperviseOptions
 from jackline.supervisor.stacks.flight import Flight, ask_recorders
-from jackline.supervisor.stacks.ras import ask_ras
 from jackline.supervisor.stacks.standing import Standing, read_standing
 from jackline.supervisor.stacks.take import native_text, sample_stacks, with_reports
 
@@ -95,19 +93,11 @@ class StackSampler:
                 native = native_text(request.pids) if request.native else ""
                 standing = read_standing(request.pids, self._folder) if request.inside else None
                 stacks = with_reports(stacks, standing.reports) if standing else stacks
-                flight = _ask_flight(request.pids, self._folder) if request.inside else None
+                flight = ask_recorders(request.pids, self._folder) if request.inside else None
                 self.problem = ""
             except Exception as error:  # fail open: having no stacks is better than a crashed watcher
                 self.problem = f"{type(error).__name__}: {error}"
             self._results.put(StackSample(request, stacks, native, standing, flight))
-
-
-def _ask_flight(pids: Sequence[int], folder: Path) -> Flight | None:
-    """What the recorders of torch say, with the warnings of NCCL's own service."""
-    flight = ask_recorders(pids, folder)
-    if flight is None or not (told := ask_ras(pids)):
-        return flight
-    return replace(flight, text=f"{flight.text}; NCCL: {told}")
 
 
 STACKS_FIRST_AFTER_S = 0.8

@@ -47,6 +47,7 @@ class Habits:
     slowdown: str
     is_training: bool = True  # in both halves of the time it did something else than wait for others
     sleep: float = 0.0
+    stopped: float = 0.0
 
 
 class Stragglers:
@@ -94,6 +95,7 @@ def habits_of(looks: Sequence[Look]) -> Habits:
             any(look.wait not in _OTHERS for look in part) for part in (list(looks)[:half], list(looks)[half:])
         ),
         sleep=share(("sleep",)),
+        stopped=share(("stopped",)),
         others=share(_OTHERS),
         data=share(_DATA),
         disk=share(_DISK),
@@ -123,6 +125,7 @@ def _cause(own: Habits, rest: Sequence[Habits]) -> str:
     for share, theirs, words in (
         (own.disk, [one.disk for one in rest], "it waits for a disk"),
         (own.data, [one.data for one in rest], "it waits for its data"),
+        (own.stopped, [one.stopped for one in rest], "it is stopped by a signal (SIGSTOP) or a debugger"),
         (own.sleep, [one.sleep for one in rest], "it sleeps"),
         (own.queued, [one.queued for one in rest], "it wants a CPU and others have it"),
     ):

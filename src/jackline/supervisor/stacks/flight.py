@@ -2,18 +2,24 @@
 
 Stacks show where a rank stands. The recorder shows how many collectives each rank has called, and with which shapes,
 so it tells a rank that is one call behind from one that called with another shape. The processes answer with JSON of
-their own (`child/inside/recorder`); nothing is unpickled. Owns the question, its answers, and what they mean.
+their own (`child/inside/recorder`); nothing is unpickled. Owns the question, its answers, and what they mean. NCCL
+(2.24 and newer) has a service of its own for such questions (RAS; `ncclras` is its client), which is asked too.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jackline.immutable import immutable
+from jackline.machine.net import find_listener
+from jackline.machine.proc import read_environ
 from jackline.rundir.access.reading import read_json
 from jackline.units import rank_words
 
@@ -77,7 +83,9 @@ def ask_recorders(pids: Sequence[int], folder: Path) -> Flight | None:
             told = read_json(path.with_name(path.name + ".json")) if pid not in answers else None
             if isinstance(told, dict) and told.get("question") == question:
                 answers[pid] = told
-    return explain(answers.values(), num_asked=len(doors), asked_at_s=asked_at_s)
+    flight = explain(answers.values(), num_asked=len(doors), asked_at_s=asked_at_s)
+    warning = ask_ras(list(doors)) if flight is not None else ""
+    return replace(flight, text=f"{flight.text}; NCCL: {warning}") if flight is not None and warning else flight
 
 
 def _knock(path: Path, question: str) -> None:
@@ -171,3 +179,68 @@ def _call(raw: Any) -> Call | None:
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+# -- NCCL's own service ------------------------------------------------------------------------------------------
+
+_RAS_ADDRESS = ("localhost", 28028)
+_RAS_VARIABLE = "NCCL_RAS_ADDR"
+_DEADLINE_S, _THEIR_DEADLINE_S = 4.0, 2
+_MOST_BYTES = 1 << 20
+_MOST_RAS_LINES, _MOST_RAS_CHARS = 4, 160
+_HEAD = re.compile(r"^#\d+-\d+ \([0-9a-f]+\) ([A-Z_]+)$")
+_NO_TEXT = re.compile(r"[^\x20-\x7e]+")
+
+
+def ask_ras(pids: Collection[int]) -> str:
+    """'' where no process of these has the service, or it has nothing to warn of."""
+    host, port = ras_address(read_environ(next(iter(pids)))) if pids else _RAS_ADDRESS
+    if not pids or find_listener(port) not in pids:
+        return ""
+    try:
+        return explain_ras(_question(host, port))
+    except (OSError, ValueError):
+        return ""
+
+
+def ras_address(environ: Mapping[str, str]) -> tuple[str, int]:
+    host, _, port = environ.get(_RAS_VARIABLE, "").rpartition(":")
+    return (host or _RAS_ADDRESS[0], int(port)) if port.isdigit() and int(port) < 65536 else _RAS_ADDRESS
+
+
+def _question(host: str, port: int) -> str:
+    with socket.create_connection((host, port), timeout=_DEADLINE_S) as channel:
+        lines = channel.makefile("rb")
+        for word, answer in (
+            (b"CLIENT PROTOCOL 2\n", b"SERVER PROTOCOL"),
+            (b"TIMEOUT %d\n" % _THEIR_DEADLINE_S, b"OK"),
+        ):
+            channel.sendall(word)
+            if not lines.readline(200).startswith(answer):
+                raise ValueError("this is no RAS service")
+        channel.sendall(b"STATUS\n")
+        return lines.read(_MOST_BYTES).decode("ascii", "replace")
+
+
+def explain_ras(text: str) -> str:
+    """The first errors and warnings of its report, each with its first lines: 'MISMATCH: 2 ranks have ...'."""
+    found: list[list[str]] = []
+    for line in _sections(text, ("Errors", "Warnings")):
+        if head := _HEAD.match(line):
+            found.append([head[1]])
+        elif found and line.strip() and len(found[-1]) <= _MOST_RAS_LINES:
+            found[-1].append(_NO_TEXT.sub(" ", line.strip())[:_MOST_RAS_CHARS])
+    return "; ".join(f"{kind}: {', '.join(rest)}" for kind, *rest in found[:2])
+
+
+def _sections(text: str, names: Sequence[str]) -> list[str]:
+    """The lines below these headings, which are underlined with '='."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    kept, is_wanted = [], False
+    for number, line in enumerate(lines):
+        below = lines[number + 1] if number + 1 < len(lines) else ""
+        if line and below and not below.strip("="):
+            is_wanted = line.split("...")[0] in names
+        elif is_wanted and line.strip("="):
+            kept.append(line)
+    return kept
