@@ -358,7 +358,7 @@ def test_each_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     state = SupervisorRecord.from_json(golden("supervisor.json"))
     write_supervisor(run, state)
     assert read_supervisor(run) == state
-    write_session(run, 0, SESSION)
+    write_session(run, 0, SessionRecord.from_json(SESSION))
     assert read_session(run) == SessionRecord.from_json(SESSION)
     start = StartRecord(this_process(), started_at_s=3.0, is_bare=True)
     write_start(attempt, start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
@@ -195,6 +194,6 @@ def read_session(run: RunDir, rank: int = 0) -> SessionRecord:
     return SessionRecord.from_json(atomic.read_json(run.session_file(rank)))
 
 
-def write_session(run: RunDir, rank: int, contents: Mapping[str, Any]) -> None:
-    """Only the rank's own session calls this. Each part adds its fields; a user's own loader may add counts."""
-    atomic.write_json(run.session_file(rank), contents)
+def write_session(run: RunDir, rank: int, record: SessionRecord) -> None:
+    """Only the rank's own session calls this."""
+    atomic.write_json(run.session_file(rank), record.to_json())

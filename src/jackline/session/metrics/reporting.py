@@ -13,13 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jackline.rundir.jsonl import JsonlWriter
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import identify
 from jackline.rundir.records.event import EventRecord
-from jackline.rundir.records.session import write_session
+from jackline.rundir.records.session import SessionRecord, write_session
 from jackline.rundir.reserves import reserve_session
 from jackline.session.home import read_grace_s
 from jackline.session.metrics.scalars import MetricsFile, Scalars
@@ -62,7 +63,7 @@ class Reporter:
     def __init__(self, run: RunDir, rank: int, scalars: Scalars) -> None:
         self._run, self._rank = run, rank
         self._scalars = scalars
-        self.read_state: Callable[[], dict[str, Any]] = dict
+        self.read_state: Callable[[], SessionRecord] = SessionRecord
         self._events = JsonlWriter(run.session_events(rank))
         self._metrics = MetricsFile(JsonlWriter(run.metrics(rank)))
         self._curves = Curves(run, say, is_on=rank == 0)
@@ -138,11 +139,11 @@ class Outlook:
         self._bar: Phase | None = None
         self._has_warned = False
 
-    def read_state(self) -> dict[str, Any]:
-        """The contents of session-RANK.json."""
+    def read_state(self) -> SessionRecord:
+        """The contents of session-RANK.json. What a part adds beyond the record's fields is left out."""
         at = self._attached
         me, newest = identify(at.pid), at.saver.look_at_disk()
-        return {
+        found = {
             "at_s": time.time(),
             "process": me.to_json() if me else None,
             "attempt": at.home.attempt.number if at.home.attempt else None,
@@ -155,12 +156,13 @@ class Outlook:
             "best": at.saver.best(),
             "loss_bounds": at.saver.bounds(newest),
             "last_checkpoint": newest,
-            "metrics": dict(at.scalars.latest),
             "memory": {**at.gpu.read(), "host": at.host.read() if at.host is not None else None},
             "stop_requested_by": at.stop.by or None,
             "protections_off": [at.saver.why_off] if at.saver.why_off else [],
             "disk_budget": at.saver.engine.settings.disk_budget,
         }
+        # As they are: a loss that is NaN is written as null, and a reader of the file must see that it was logged.
+        return replace(SessionRecord.from_json(found), metrics=dict(at.scalars.latest))
 
     def look_around(self) -> None:
         """Once a second: report progress to the supervisor, and warn the user when stopping in time is unlikely."""
