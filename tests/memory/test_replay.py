@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import count, product
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from jackline.memory.guard import replay
 from jackline.memory.guard.replay import Replay, Replayed, UsualLoss, fingerprint
 from jackline.memory.guard.safe_step import SafeStep
 from tests.memory.replay_cases import BAD, train, wrong, wrong_late
@@ -111,3 +112,21 @@ def test_a_fingerprint_sees_every_bit_and_every_kind_of_gradient() -> None:
     words = nn.Embedding(5, 2, sparse=True)
     words(torch.tensor([1, 1, 3])).sum().backward()
     assert len(fingerprint([words])) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_sums_of_a_gpu_tell_each_bit_and_changes_that_cancel_out(dtype: torch.dtype) -> None:
+    gradients = [torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype), torch.zeros(4, dtype=dtype)]
+    bits = [replay._as_integers(one) for one in gradients]
+    before = replay._sums_on_gpu(bits)
+    width = 8 * gradients[0].element_size()
+    masks = [*(1 << bit for bit in range(width - 1)), -(1 << (width - 1))]
+    for number, mask in product(range(2), masks):
+        bits[number][2] ^= mask
+        assert not torch.equal(replay._sums_on_gpu(bits)[number], before[number])
+        bits[number][2] ^= mask
+    assert torch.equal(replay._sums_on_gpu(bits), before)
+    bits[0][0] += 64
+    bits[0][1] -= 64
+    after = replay._sums_on_gpu(bits)
+    assert after[0, 0] == before[0, 0] and after[0, 1] != before[0, 1]

@@ -34,8 +34,9 @@ Verdict = Literal["same", "hardware or race", "data or mathematics", "cannot tel
 Prints = tuple[tuple[int, int], ...]
 
 _REPEATS = 4  # of a step whose first repetition differs: all of them agree, or all but one, or nothing can be told
-_CHUNK, _CHUNK_ON_HOST = 1 << 22, 1 << 18  # numbers read at a time; on the host what a cache holds
+_CHUNK = 1 << 18  # numbers read at a time on the host: what a cache holds
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOATS = {torch.int16: torch.bfloat16, torch.int32: torch.float32, torch.int64: torch.float64}
 _APART = 32  # steps between two redone ones whose loss jumped, so that a restless loss costs little
 
 
@@ -282,19 +283,20 @@ class _Runs:
 
 
 def fingerprint(modules: Sequence[nn.Module]) -> Prints:
-    """Two sums over the bits of each gradient. Sums of integers do not depend on the order, so a GPU gives the same
-    ones each time; a single changed bit changes the first, changes that cancel out change the second."""
-    found = [_sums(gradient) for _, gradient in _gradients(modules)]
-    if not found:
-        return ()
+    """The sum of each gradient's bits, and another that tells changes which cancel out in it: the sum of their
+    squares, on a GPU the length in double precision, because that takes one kernel for all. A single changed bit
+    changes the first, and sums of integers do not depend on the order."""
+    bits = [_as_integers(gradient) for _, gradient in _gradients(modules)]
     by_device: dict[torch.device, list[int]] = {}
-    for number, sums in enumerate(found):
-        by_device.setdefault(sums.device, []).append(number)
+    for number, one in enumerate(bits):
+        by_device.setdefault(one.device, []).append(number)
     read: dict[int, tuple[int, int]] = {}
     for numbers in by_device.values():  # one wait for each device
-        listed = torch.stack([found[number] for number in numbers]).tolist()
-        read.update({number: (one, two) for number, (one, two) in zip(numbers, listed, strict=True)})
-    return tuple(read[number] for number in range(len(found)))
+        wanted = [bits[number] for number in numbers]
+        is_fast = accelerator.is_on_gpu(wanted[0]) and all(one.dtype in _FLOATS for one in wanted)
+        sums = _sums_on_gpu(wanted) if is_fast else torch.stack([*map(_sums, wanted)])
+        read.update({number: (one, two) for number, (one, two) in zip(numbers, sums.tolist(), strict=True)})
+    return tuple(read[number] for number in range(len(bits)))
 
 
 def _gradients(modules: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
@@ -307,14 +309,26 @@ def _gradients(modules: Sequence[nn.Module]) -> list[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def _sums(gradient: Tensor) -> Tensor:
+def _as_integers(gradient: Tensor) -> Tensor:
     flat = gradient.coalesce().values() if gradient.is_sparse else gradient
     flat = (torch.view_as_real(flat) if flat.is_complex() else flat).contiguous().reshape(-1)
-    bits = flat.view(_BITS[flat.element_size()])
+    return flat.view(_BITS[flat.element_size()])
+
+
+@torch.no_grad()
+def _sums_on_gpu(bits: Sequence[Tensor]) -> Tensor:
+    """Launching kernels is what takes time there, so there are few."""
+    sums = torch.stack([one.sum(dtype=torch.int64) for one in bits])
+    floats = [one.view(_FLOATS[one.dtype]) for one in bits]
+    lengths = torch.stack(torch._foreach_norm(floats, 2, torch.float64))
+    return torch.stack((sums, lengths.view(torch.int64)), 1)
+
+
+@torch.no_grad()
+def _sums(bits: Tensor) -> Tensor:
     sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
-    chunk = _CHUNK if accelerator.is_on_gpu(bits) else _CHUNK_ON_HOST
-    for begin in range(0, len(bits), chunk):
-        wide = bits[begin : begin + chunk].to(torch.int64)
+    for begin in range(0, len(bits), _CHUNK):
+        wide = bits[begin : begin + _CHUNK].to(torch.int64)
         sums[0] += wide.sum()
         sums[1] += (wide * wide).sum()
     return sums
