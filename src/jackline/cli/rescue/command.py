@@ -107,7 +107,7 @@ def _ask(run: RunDir, wait_s: float, *, as_json: bool) -> int:
     if not asked:
         raise JacklineError(
             f"no process of run '{run.name}' can be asked for its state",
-            detail="A process can be asked after its first step of a torch optimizer, if it was started by\n"
+            detail="A process can be asked after its first backward pass in torch, if it was started by\n"
             "`jackline run` without --no-rescue, --no-inject and --checkpoints, on Python 3.11 or newer.",
             hint=f"`jackline why {run.name}` tells what it is doing",
         )
@@ -117,11 +117,13 @@ def _ask(run: RunDir, wait_s: float, *, as_json: bool) -> int:
 
 
 def _wait(attempt: AttemptDir, asked: dict[int, str], wait_s: float) -> list[RescueRecord]:
+    from jackline.supervisor.attempt.rescuing import is_answer
+
     _say(f"asked {_processes(asked)}; waiting for the end of a step ...")
     began_s = told_s = time.monotonic()
     while True:
         records = {pid: read_rescue(attempt, pid) for pid in asked}
-        answered = [record for pid, record in records.items() if record.id == asked[pid]]
+        answered = [record for pid, record in records.items() if is_answer(record, asked[pid])]
         now_s = time.monotonic()
         if len(answered) == len(asked) or now_s - began_s > wait_s + WRITING_S:
             return answered

@@ -68,6 +68,17 @@ def ask_rescue(attempt: AttemptDir, pid: int, cause: str, wait_s: float, *, keep
     return question
 
 
+def is_answer(record: RescueRecord, question: str) -> bool:
+    """Whether a process has answered it. A process answers in turn and keeps its last answer only, so one to a later
+    question will do: it is newer."""
+    return record.id == question or _asked_ns(record.id) > _asked_ns(question) > 0
+
+
+def _asked_ns(question: str) -> int:
+    number = question.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
 def next_interval_s(every_s: float, stall_s: float) -> float:
     """As often as asked, but so seldom that the measured stall stays below half a percent of the time."""
     return max(every_s, stall_s / MAX_OVERHEAD)
@@ -133,7 +144,7 @@ class Rescuing:
                 self._told[record.pid] = record.at_s or 0.0
                 self._tell(record)
         for asked in list(self._asked.values()):
-            if read_rescue(self._attempt, asked.pid).id == asked.id:
+            if is_answer(read_rescue(self._attempt, asked.pid), asked.id):
                 del self._asked[asked.pid]
             elif is_over or now_s > asked.until_s:
                 del self._asked[asked.pid]
