@@ -31,6 +31,7 @@ from jackline.supervisor.attempt.rescuing import ask_rescue
 from jackline.supervisor.child.environment import INJECT_FOLDER
 from tests.deadline import HANGS_S
 from tests.rescue import zoo
+from tests.rescue.truth import END
 
 WAYS = ("exception", "oom", "interrupt", "sigterm", "stuck", "asked")
 ENDS = {"exception": 1, "oom": 1, "interrupt": -signal.SIGINT, "sigterm": -signal.SIGTERM}
@@ -76,10 +77,15 @@ class Cell:
 
 
 def start(script: str, folder: Path, way: str, *, is_armed: bool = True) -> Cell:
-    """Start a script in `folder`, as `jackline run` would, without a supervisor."""
+    """Start a script of `zoo` in `folder`, as `jackline run` would, without a supervisor."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.py").write_text(zoo.source_of(script))
+    return start_file(folder / "train.py", folder, way, is_armed=is_armed)
+
+
+def start_file(script: Path, folder: Path, way: str, *, is_armed: bool = True) -> Cell:
     stacks = folder / "run/attempts/001/stacks"
     stacks.mkdir(parents=True)
-    (folder / "train.py").write_text(zoo.source_of(script))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "WAY": way, "TRUTH": str(folder)}
     env["JACKLINE"] = ""
     if is_armed:
@@ -87,7 +93,7 @@ def start(script: str, folder: Path, way: str, *, is_armed: bool = True) -> Cell
         env |= {"JACKLINE_STACKS": str(stacks), "JACKLINE_RESCUE": "1", "JACKLINE_PYTHON": sys.executable}
     with (folder / "out.txt").open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "train.py"], cwd=folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            [sys.executable, str(script)], cwd=folder, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL
         )
     return Cell(folder, process)
 
@@ -124,7 +130,8 @@ def compare(record: RescueRecord, folder: Path) -> str:
         return f"{record.outcome}: {record.why}"
     rescued = Path(record.path)
     verify_checkpoint(rescued)
-    truth = torch.load(folder / f"truth-{record.step}.pt", weights_only=False)
+    step = record.step if record.step is not None else END  # of a script that nobody counts
+    truth = torch.load(folder / f"truth-{step}.pt", weights_only=False)
     state = json.loads((rescued / "state.json").read_bytes())
     tensors: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -145,6 +152,10 @@ def compare(record: RescueRecord, folder: Path) -> str:
             why = f"is not what the script has (taken {record.moment})" if key in state else "is missing"
             return f"{name} of step {record.step} {why}; there are {sorted(state)}"
     return ""
+
+
+def tensors_of(rescued: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.stem: load_file(path) for path in rescued.glob("*.safetensors")}
 
 
 def _contents(node: Any, expected: Any, leaf: Any) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import os
 import shutil
@@ -10,14 +11,18 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from jackline.checkpoint.rescue.live import CannotRescue, Scope, find_state
+from jackline.checkpoint.rescue.live import CannotRescue, find_state
+from jackline.checkpoint.rescue.names import Scope, reached
+from jackline.checkpoint.rescue.places import list_places
 from jackline.checkpoint.rescue.take import too_dear
 from jackline.checkpoint.state.attributes import Baseline
 from jackline.checkpoint.state.capture import capture
@@ -26,7 +31,7 @@ from jackline.cli.rescue.patch import loading_text
 from jackline.errors import UsageError
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.records.rescue import RescueRecord, read_rescues, rescue_lines
-from jackline.supervisor.attempt.rescuing import next_interval_s
+from jackline.supervisor.attempt.rescuing import is_answer, next_interval_s
 from tests.deadline import HANGS_S
 from tests.rescue import matrix, zoo
 
@@ -155,7 +160,7 @@ def _find(**names: object) -> tuple[dict[str, str], list[str]]:
     from jackline.checkpoint.rescue import live as module
 
     every = module.live_objects()
-    wanted = [value for value in module._reached([Scope("a.py", "train", 3, names)], 4)]
+    wanted = [value for value in reached([Scope("a.py", "train", 3, names)], 4)]
     ids = {id(value) for value, _, _ in wanted}
     for kind in live:
         live[kind] = [one for one in every[kind] if id(one) in ids]
@@ -235,6 +240,14 @@ def test_a_rescue_of_a_run_without_one_says_why(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "runs")
 
 
+def test_who_asks_twice_at_once_waits_for_neither_answer_in_vain() -> None:
+    """A process keeps its last answer only, and the first may be gone before it is read."""
+    later = RescueRecord(id="41-2000", outcome="saved")
+    assert is_answer(later, "41-2000") and is_answer(later, "77-1999")
+    assert not is_answer(later, "77-2001") and not is_answer(RescueRecord(outcome="saved"), "77-1999")
+    assert not is_answer(RescueRecord(id="join-41-x"), "77-1999")
+
+
 def test_a_record_that_is_damaged_counts_as_absent(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path / "001")
     attempt.path.mkdir()
@@ -285,3 +298,41 @@ def test_of_a_run_of_somebody_else_no_script_is_read_that_it_names(tmp_path: Pat
     record = RescueRecord(outcome="saved", file=str(script), function="<module>", line=3, step=3, places=(place,))
     assert "secret-word" in loading_text(record, golden, is_ours=True)
     assert "secret-word" not in loading_text(record, golden, is_ours=False)
+
+
+class _Slots:
+    __slots__ = ("critic", "unset")
+
+
+def test_names_come_from_slots_named_tuples_classes_and_ordered_dictionaries() -> None:
+    nets = [nn.Linear(2, 2) for _ in range(4)]
+    slots, kind = _Slots(), type("Config", (), {"__module__": "__main__", "head": nets[1]})
+    slots.critic = nets[0]
+    state = namedtuple("State", "model other")(nets[2], None)
+    found, _ = _find(slots=slots, Config=kind, state=state, more=OrderedDict(last=nets[3]))
+    assert set(found) == {"slots.critic", "Config.head", "state.model", "more.last"}
+
+
+def test_numbers_of_numpy_and_of_host_tensors_are_values(tmp_path: Path) -> None:
+    net = nn.Linear(1, 1)
+    names = {"net": net, "best": np.float32(0.5), "worst": torch.tensor(2.5), "wide": torch.zeros(3), "step": 7}
+    live = {"module": [net], "optimizer": [], "scheduler": [], "scaler": []}
+    scope = Scope("a.py", "train", 3, names)
+    (place,) = list_places([scope], find_state([scope], live).parts)
+    assert place["values"] == {"best": 0.5, "worst": 2.5, "step": 7}
+
+
+def test_an_average_that_nobody_names_is_saved_and_weights_without_memory_are_said() -> None:
+    net = nn.Linear(2, 2)
+    average, other = copy.deepcopy(net), nn.Linear(3, 3)
+    with torch.device("meta"):
+        teacher = nn.Linear(9, 9)
+    live = {"module": [net, average, other, teacher, lazy := nn.LazyLinear(2)], "optimizer": []}
+    scope = Scope("a.py", "train", 3, {"net": net, "teacher": teacher, "lazy": lazy})
+    found = find_state([scope], {**live, "scheduler": [], "scaler": []})
+    assert [part.value for part in found.parts] == [net, average]
+    assert found.missing == [
+        "teacher (Linear): its weights are on the meta device, which has none",
+        "lazy (LazyLinear): its parameters have no size yet",
+        "a Linear of 48 B that no variable names and no optimizer trains",
+    ]

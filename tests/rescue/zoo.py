@@ -5,6 +5,8 @@ The only line that is not a stranger's is `truth.note(...)` at the end of an ite
 
 from __future__ import annotations
 
+from tests.rescue.shapes import SHAPES
+
 _HEAD = """
 import copy, itertools, torch, truth
 from torch import nn
@@ -229,4 +231,4 @@ trainer.fit(module, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x
 
 
 def source_of(name: str) -> str:
-    return _HEAD + SCRIPTS[name]
+    return _HEAD + (SCRIPTS.get(name) or SHAPES[name])

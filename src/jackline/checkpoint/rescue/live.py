@@ -1,17 +1,14 @@
 """Which objects of a process make up its training: modules, optimizers, schedulers, scalers, and their names.
 
 The script has not told us, so the objects are found by their type among everything that Python keeps track of, and
-named by the variables of the frames that lead to the training step. Owns the search, the names and what is refused.
+named by the variables of the frames that lead to the training step (names.py). Owns the search and what is refused.
 Calls nothing of the user's: types are compared, attributes are read from dictionaries, no property runs.
 """
 
 from __future__ import annotations
 
 import gc
-import heapq
-import itertools
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,31 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jackline.checkpoint.rescue.names import MAX_DEPTH, Name, Scope, name_objects, reached
 from jackline.checkpoint.state.attributes import unwrap
 from jackline.checkpoint.state.capture import MAX_KEY
 from jackline.errors import JacklineError
 from jackline.units import format_bytes
 
-MAX_DEPTH = 3  # objects inside objects: `self.trainer.model`
-MAX_OBJECTS = 20_000
-MAX_CHILDREN = 200
 MAX_WORDS = 200  # characters of a text that is kept as a value
 _PLAIN = (bool, int, float, str)
 
 
 class CannotRescue(JacklineError):
     """The state of this process cannot be saved as it is; the text says why."""
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The variables of one frame. `is_own`: it is the user's file, not a library's."""
-
-    file: str
-    function: str
-    line: int
-    names: Mapping[str, Any]
-    is_own: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,13 +75,6 @@ class Found:
     @property
     def state(self) -> dict[str, Any]:
         return {part.key: part.value for part in self.parts}
-
-
-@dataclass(frozen=True)
-class _Name:
-    expression: str
-    scope: Scope
-    is_wrapper: bool = False
 
 
 def find_state(scopes: Sequence[Scope], live: Mapping[str, list[Any]] | None = None) -> Found:
@@ -194,24 +171,46 @@ def _roots(modules: list[nn.Module]) -> list[nn.Module]:
 
 
 def _chosen_modules(
-    roots: list[nn.Module], names: Mapping[int, _Name], trained: set[int], found: Found
+    roots: list[nn.Module], names: Mapping[int, Name], trained: set[int], found: Found
 ) -> list[nn.Module]:
     """Roots with tensors of their own, named ones first. What nobody names and no optimizer trains is left out:
     it may be garbage, or a part of torch."""
     ranked = sorted(roots, key=lambda root: id(root) not in names)
     chosen: list[nn.Module] = []
+    others: list[nn.Module] = []
     known: set[int] = set()
     for root in ranked:
         tensors = {id(value) for value in _tensors_of(root)}
         if not tensors or tensors <= known:
             continue
-        if id(root) not in names and not tensors & trained:
-            size = format_bytes(sum(value.numel() * value.element_size() for value in _tensors_of(root)))
-            found.missing.append(f"a {type(root).__name__} of {size} that no variable names and no optimizer trains")
+        if why := _why_unreadable(root):
+            name = names[id(root)].expression if id(root) in names else "a module"
+            found.missing.append(f"{name} ({type(root).__name__}): {why}")
             continue
-        chosen.append(root)
+        is_known = id(root) in names or bool(tensors & trained)
+        (chosen if is_known else others).append(root)
         known |= tensors
+    copied = {_shape_of(one) for one in chosen}
+    for root in others:
+        if _shape_of(root) in copied:  # an average of the weights, deep in an object
+            chosen.append(root)
+            continue
+        size = format_bytes(sum(value.numel() * value.element_size() for value in _tensors_of(root)))
+        found.missing.append(f"a {type(root).__name__} of {size} that no variable names and no optimizer trains")
     return chosen
+
+
+def _why_unreadable(module: nn.Module) -> str:
+    for value in _tensors_of(module):
+        if any(made.__name__ == "UninitializedTensorMixin" for made in type(value).__mro__):
+            return "its parameters have no size yet"
+        if value.device.type == "meta":
+            return "its weights are on the meta device, which has none"
+    return ""
+
+
+def _shape_of(module: nn.Module) -> tuple[Any, ...]:
+    return (type(module), *(tuple(value.shape) for value in _tensors_of(module)))
 
 
 def _parameters_of(optimizer: Any) -> Iterator[Tensor]:
@@ -219,7 +218,7 @@ def _parameters_of(optimizer: Any) -> Iterator[Tensor]:
         yield from group.get("params", ())
 
 
-def _used_optimizers(optimizers: list[Any], names: Mapping[int, _Name]) -> list[Any]:
+def _used_optimizers(optimizers: list[Any], names: Mapping[int, Name]) -> list[Any]:
     """Named optimizers, and unnamed ones that have stepped for parameters of no other (a wrapper repeats them)."""
     ranked = sorted(optimizers, key=lambda one: id(one) not in names)
     chosen: list[Any] = []
@@ -256,64 +255,10 @@ def _refuse_shards(module: nn.Module) -> None:
             )
 
 
-# -- names -----------------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------------------------
 
 
-def name_objects(scopes: Sequence[Scope]) -> dict[int, _Name]:
-    """How the frames spell each object, shortest first: the user's own frames before those of libraries.
-
-    `self.net` is shorter than `objects['net']`: a dictionary is often made for one call only. So of two dictionaries
-    the one of the outer frame counts. `self` alone is the module whose own method runs: others have a name for it.
-    """
-    names: dict[int, _Name] = {}
-    outerness = {id(scope): 0.001 * number for number, scope in enumerate(scopes)}
-    for is_own in (True, False):
-        ticks = itertools.count()  # of two that are equally long, the one that was met first
-        waiting = [
-            (1.75 if name == "self" and nn.Module in type(value).__mro__ else 1.0, next(ticks), value, name, scope, 1)
-            for scope in scopes
-            if scope.is_own is is_own
-            for name, value in scope.names.items()
-        ]
-        heapq.heapify(waiting)
-        seen: set[int] = set()
-        while waiting and len(seen) < MAX_OBJECTS:
-            length, _, value, expression, scope, depth = heapq.heappop(waiting)
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            named = unwrap(value) if nn.Module in type(value).__mro__ else value
-            known = names.get(id(named))
-            if known is None or (known.is_wrapper and named is value):
-                names[id(named)] = _Name(expression, scope, named is not value)
-            if depth < MAX_DEPTH:
-                for child, way in inside(value):
-                    longer = length + (1.5 - outerness[id(scope)] if way.startswith("[") else 1.0)
-                    heapq.heappush(waiting, (longer, next(ticks), child, f"{expression}{way}", scope, depth + 1))
-    return names
-
-
-def inside(value: Any) -> Iterator[tuple[Any, str]]:
-    """What an object holds, with the spelling that leads there."""
-    made = type(value)
-    if made in (list, tuple):
-        yield from ((item, f"[{index}]") for index, item in enumerate(value[:MAX_CHILDREN]))
-    elif made is dict:
-        for key, item in list(value.items())[:MAX_CHILDREN]:
-            if type(key) in (str, int):
-                yield item, f"[{key!r}]"
-    elif nn.Module in made.__mro__ or Tensor in made.__mro__ or isinstance(value, type):
-        return
-    else:
-        try:
-            stored = object.__getattribute__(value, "__dict__")
-        except Exception:
-            return
-        if type(stored) is dict and made.__module__ not in ("builtins", "threading", "logging"):
-            yield from ((item, f".{name}") for name, item in list(stored.items())[:MAX_CHILDREN])
-
-
-def _add(found: Found, kind: str, values: Iterable[Any], names: Mapping[int, _Name], keys: _Keys, word: str) -> None:
+def _add(found: Found, kind: str, values: Iterable[Any], names: Mapping[int, Name], keys: _Keys, word: str) -> None:
     for value in values:
         name = names.get(id(value))
         key = keys.free(name.expression if name else word)
@@ -332,7 +277,7 @@ def _plain_values(scopes: Sequence[Scope]) -> dict[str, Any]:
     return found
 
 
-def _named_tensors(values: list[Tensor], names: Mapping[int, _Name]) -> dict[str, Tensor]:
+def _named_tensors(values: list[Tensor], names: Mapping[int, Name]) -> dict[str, Tensor]:
     words = [
         names[id(value)].expression if id(value) in names else f"parameter_{index}"
         for index, value in enumerate(values)
@@ -348,7 +293,7 @@ def _add_averages(found: Found, modules: list[nn.Module], scopes: Sequence[Scope
     shapes = [[tuple(value.shape) for value in module.parameters()] for module in modules]
     words = [set(dict(module.named_parameters())) for module in modules]
     own = {id(value) for module in modules for value in _tensors_of(module)}
-    for value, expression, scope in _reached(scopes, MAX_DEPTH):
+    for value, expression, scope in reached(scopes, MAX_DEPTH):
         if type(value) is dict and value and all(type(one) is Tensor for one in value.values()):
             is_copy = any(set(value) >= known and known for known in words)
         elif type(value) is list and value and all(Tensor in type(one).__mro__ for one in value):
@@ -363,7 +308,7 @@ def _add_stateful(found: Found, scopes: Sequence[Scope], keys: _Keys) -> None:
     """Objects of the user's own frames that have state_dict and load_state_dict (an average, a sampler)."""
     known = {id(part.value) for part in found.parts}
     held = {id(one) for part in found.parts for one in (part.value.values() if type(part.value) is dict else ())}
-    for value, expression, scope in _reached(scopes, MAX_DEPTH - 1):
+    for value, expression, scope in reached(scopes, MAX_DEPTH - 1):
         made = type(value)
         if id(value) in known | held or made.__module__.partition(".")[0] in ("torch", "builtins"):
             continue
@@ -374,19 +319,3 @@ def _add_stateful(found: Found, scopes: Sequence[Scope], keys: _Keys) -> None:
 
 
 _STATEFUL = ("state_dict", "load_state_dict")
-
-
-def _reached(scopes: Sequence[Scope], depth: int) -> Iterator[tuple[Any, str, Scope]]:
-    """Objects of the user's own frames with their spelling and frame, each once."""
-    waiting = deque(
-        (value, name, scope, 1) for scope in scopes if scope.is_own for name, value in scope.names.items()
-    )
-    seen: set[int] = set()
-    while waiting and len(seen) < MAX_OBJECTS:
-        value, expression, scope, level = waiting.popleft()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield value, expression, scope
-        if level < depth:
-            waiting += ((child, f"{expression}{way}", scope, level + 1) for child, way in inside(value))

@@ -11,7 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jackline.checkpoint.rescue.live import Part, Scope, inside, name_objects
+from torch import Tensor
+
+from jackline.checkpoint.rescue.live import Part
+from jackline.checkpoint.rescue.names import Scope, inside, name_objects
 
 MAX_PLACES = 8
 MAX_VALUES = 200
@@ -44,19 +47,24 @@ def _numbers_of(scope: Scope) -> Iterator[tuple[str, Any]]:
     """Numbers and words of a frame, then the numbers in its objects. Words in objects may be secrets of a config."""
     num_left, looked_into = MAX_VALUES, 0
     for name, value in scope.names.items():
-        is_word = type(value) is str and len(value) <= MAX_TEXT
-        if num_left > 0 and not name.startswith("__") and (is_word or _is_number(value)):
+        plain = value if type(value) is str and len(value) <= MAX_TEXT else _number(value)
+        if num_left > 0 and not name.startswith("__") and plain is not None:
             num_left -= 1
-            yield name, value
+            yield name, plain
     for name, value in scope.names.items():
         if name.startswith("__") or type(value) in (str, *_NUMBERS) or looked_into >= MAX_LOOKED_INTO:
             continue
         looked_into += 1
         for item, way in inside(value):
-            if num_left > 0 and _is_number(item):
+            if num_left > 0 and (plain := _number(item)) is not None:
                 num_left -= 1
-                yield f"{name}{way}", item
+                yield f"{name}{way}", plain
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in _NUMBERS and math.isfinite(value)
+def _number(value: Any) -> Any:
+    """A number as Python's own, also that of numpy and that of a tensor on the host: `best = losses.mean()`."""
+    made = type(value)
+    is_scalar = made is Tensor and value.dim() == 0 and value.device.type == "cpu"
+    if is_scalar or (made.__module__ == "numpy" and any(one.__name__ == "number" for one in made.__mro__)):
+        value = value.item()
+    return value if type(value) in _NUMBERS and math.isfinite(value) else None

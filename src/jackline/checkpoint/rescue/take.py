@@ -16,7 +16,8 @@ from typing import Any
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.place import rescue_place
-from jackline.checkpoint.rescue.live import CannotRescue, Found, Part, Scope, find_state, live_objects
+from jackline.checkpoint.rescue.live import CannotRescue, Found, Part, find_state, live_objects
+from jackline.checkpoint.rescue.names import Scope
 from jackline.checkpoint.rescue.places import list_places
 from jackline.checkpoint.state.capture import capture
 from jackline.checkpoint.state.rng import ProcessRandom
@@ -31,6 +32,7 @@ from jackline.units import format_bytes, format_duration
 KEEP = Keep(last=2)
 SMALL_BYTES = 64 << 20  # rescued without asking, however short the training was
 BYTES_PER_TRAINED_S = 20 << 20  # above it: 1.5 GB after 75 s of training
+LEAST_TRAINED_S = 10.0  # after which gradients without an optimizer are taken for a training
 MAX_SHARE_OF_DISK = 0.25  # of the free space, for a rescue that nobody asked for
 NOT_AT_BOUNDARY = "not at a step boundary"
 
@@ -46,6 +48,7 @@ class Moment:
     num_steps: int
     trained_s: float
     is_asked: bool = False  # by a person: then it may cost what it costs
+    is_counted: bool = True  # False: no optimizer of torch has stepped
 
 
 def too_dear(size_bytes: int, free_bytes: int | None, trained_s: float) -> str:
@@ -160,17 +163,21 @@ class Rescuer:
         size = sum(source.tensor.numel() * source.tensor.element_size() for source in capture(state).sources)
         disk = read_disk(self._run.path)
         why = "" if moment.is_asked else too_dear(size, disk.free_bytes if disk else None, moment.trained_s)
+        if not (moment.is_asked or moment.is_counted) and moment.trained_s < LEAST_TRAINED_S:
+            why = f"no optimizer of torch has stepped in the {format_duration(moment.trained_s)} since backward()"
         if why:
             raise CannotRescue(f"{why}; `jackline rescue {self._run.name}` would have saved it all the same")
         # In a round of several optimizers (a critic that steps five times) the one that steps least counts rounds.
         counts = [count for one in found.of("optimizer") if (count := _steps_in_state(one))]
         step = min(counts, default=moment.num_steps)
-        if self._is_uncounted:
+        if not moment.is_counted:
+            found.missing.append("the number of steps: this script updates its weights without an optimizer of torch")
+        elif self._is_uncounted:
             found.missing.append("the number of steps before Jackline came: its optimizers do not count them")
         place = found.place
         self._record = replace(
             self._record,
-            step=step,
+            step=step if moment.is_counted else None,
             parts=tuple(part.to_json() for part in found.parts),
             missing=tuple(found.missing),
             values=found.values,

@@ -77,7 +77,7 @@ def loading_lines(record: RescueRecord, place: Place, stored: Stored) -> list[st
     parts = [part for part in record.parts if isinstance(part.get("key"), str)]
     body = [line for part in parts for line in _lines_of(place, part, stored)]
     lines = [
-        f"# the state of step {record.step}, rescued by Jackline",
+        f"# the state{f' of step {record.step}' if record.step is not None else ''}, rescued by Jackline",
         "from safetensors.torch import load_file",
         f"rescued = {str(stored.folder.absolute())!r}",
     ]

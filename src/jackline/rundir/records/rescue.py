@@ -27,6 +27,7 @@ CAUSES = {
     "stuck": "because it is stuck",
     "memory": "because host memory is nearly full",
     "oom": "after it ran out of GPU memory",
+    "exit": "at sys.exit",
 }
 
 
@@ -94,7 +95,8 @@ def rescue_text(record: RescueRecord) -> str:
     if record.outcome in ("saved", "writing"):
         size = f" ({format_bytes(record.size_bytes)})" if record.size_bytes is not None else ""
         verb = "rescued" if record.is_saved else "still writing the rescue of"
-        return f"{verb} the state of step {record.step} {why}: {record.path}{size}"
+        step = f" of step {record.step}" if record.step is not None else ""
+        return f"{verb} the state{step} {why}: {record.path}{size}"
     return f"no rescue {why}: {record.why}"
 
 

@@ -31,7 +31,7 @@ def _prepare(folder, question, python, main):
         if optimizers is None:
             raise RuntimeError("it has not imported torch: nothing trains in it yet")
         now.rescuer = None  # another run's, where it was asked before
-        rescuer = rescue._rescuer(python)
+        rescuer = rescue.rescuer_of(python)
         if now.hook is None:
             now.pid, now.first_s, now.ident = os.getpid(), time.monotonic(), main
             now.known, now.num_steps = rescuer.meet_late()
@@ -41,7 +41,7 @@ def _prepare(folder, question, python, main):
         now.known, now.num_steps = now.known | known, num_steps or now.num_steps
         rescue._open_door()
     except BaseException as problem:  # a thread of the user's process must not print a traceback
-        rescue._note_failure({"id": question, "cause": "asked"}, problem)
+        rescue.note_failure({"id": question, "cause": "asked"}, problem)
 
 
 class _Round:
