@@ -70,6 +70,7 @@ _ROWS = (
     Row(GPU_WAIT, r"/torch/(cuda|xpu|mps)/", r"synchronize"),
     Row("in the backward pass", r"/torch/autograd/(__init__|graph)\.py", r"^(backward|grad|_engine_run_backward)$"),
     Row("in the backward pass", r"/torch/_tensor\.py", r"^backward$"),
+    Row("clipping gradients", r"/torch/nn/utils/clip_grad\.py"),
     Row("waiting for other ranks", r"/torch/distributed/", r"barrier|all_reduce|all_gather|broadcast|wait|^recv$"),
     Row("waiting for other ranks", r"/torch/distributed/", r"reduce_scatter|all_to_all|^(gather|scatter|reduce)"),
     Row(DATA_WAIT, r"/torch/utils/data/dataloader\.py", r"^_try_get_data$|^_get_data$"),

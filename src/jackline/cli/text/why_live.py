@@ -138,7 +138,9 @@ def _gather(
     leader = next((process for process in tree.processes if process.is_python), tree.processes[0])
     stack = next((stack for stack in stacks if stack.pid == leader.pid), None)
     elapsed_s = _elapsed_s(tree.processes[0])
-    rates = rates_between(first, tree) if looked_s >= 1 else None
+    # One reading tells no rate, however long it took: on a busy machine the stacks alone may need seconds.
+    is_measured = tree is not first and looked_s >= 1
+    rates = rates_between(first, tree) if is_measured else None
     gpus = read_gpus()
     return Look(
         pid=pid,
@@ -148,7 +150,7 @@ def _gather(
         stacks=stacks,
         doing=describe(stack, leader.wait, leader.comm, around_of(leader, tree, rates, gpus)),
         verdict=verdict,
-        cpu_cores=_cpu_cores(first, tree) if looked_s >= 1 else None,
+        cpu_cores=_cpu_cores(first, tree) if is_measured else None,
         gpus=tuple(gpu for gpu in gpus if any(user.pid in pids for user in gpu.processes)),
         logs=tuple(find_logs(pids[:16])),
         last_written=find_last_written(pids, started_at_s=time.time() - elapsed_s),
