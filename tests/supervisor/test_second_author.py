@@ -51,3 +51,18 @@ def test_importing_torch_distributed_is_not_waiting_for_other_ranks() -> None:
     for inside, collective in ((imports, ""), (reduces, "all_reduce")):
         process = Proc(7, inside=inside)
         assert collective_of(ProcessView(process.reading(), 0.0, 0.0, process.stack())) == collective
+
+
+def test_a_learned_counter_finds_its_total_by_name_and_a_percent_its_pace() -> None:
+    learner = Learner()
+    lines = [f'ts=9 level=info msg="train" it={step} max_it=400 lr=3e-4 ce={5 / step:.4f}' for step in range(1, 6)]
+    found = [learner.take(line) for line in lines][-1]
+    assert found is not None
+    assert found.progress is not None
+    assert (found.progress.done, found.progress.total) == (5, 400)
+    for line, done in (("  {:5.2f}% complete, elapsed 0:01:00", 1.0), ("{:>6.0f}%  of the shards are packed", 1.0)):
+        learner = Learner()
+        found = [learner.take(line.format(share / 4)) for share in range(5)][-1]
+        assert found is not None
+        assert found.progress is not None
+        assert (found.progress.done, found.progress.total, found.progress.unit) == (done, 100, "%")

@@ -77,14 +77,14 @@ class Learner:
         places = list(_NUMBER.finditer(bare))
         if not places or len(places) > _MAX_PLACES:
             return None
-        shape = self._remember(_shape_of(bare), places)
+        shape = self._remember(bare, places)
         if shape.count >= REPEATS:
             return _conclude(bare, places, shape)
         head = _HEAD.match(bare)
         if head is None or head[0] == bare:
             return None
         places = list(_NUMBER.finditer(head[0]))
-        shape = self._remember(_shape_of(head[0]), places)
+        shape = self._remember(head[0], places)
         return _conclude(head[0], places, shape) if shape.count >= REPEATS else None
 
     def read_cells(self, text: str) -> dict[str, float]:
@@ -95,17 +95,21 @@ class Learner:
         named = zip(self._header, cells, strict=True)
         return {name: float(cell) for name, cell in named if is_metric(name, "0.0") and _NUMBER.fullmatch(cell)}
 
-    def _remember(self, words: str, places: list[re.Match[str]]) -> _Shape:
+    def _remember(self, bare: str, places: list[re.Match[str]]) -> _Shape:
+        words = _shape_of(bare)
+        shares = [_is_percent(bare, place) for place in places]  # may have a fraction, and may stay for some lines
         values = [float(place[0].replace(",", "")) for place in places]
         shape = self._shapes.pop(words, None)
         if shape is None or len(shape.last) != len(values):
-            whole = [place[0].isdigit() for place in places]
+            whole = [place[0].isdigit() or share for place, share in zip(places, shares, strict=True)]
             shape = _Shape(0, values, whole, [False] * len(values))
         self._shapes[words] = shape
         if shape.count:
             shape.grows = [
-                grew and place[0].isdigit() and value > last
-                for grew, place, value, last in zip(shape.grows, places, values, shape.last, strict=True)
+                grew and (value >= last if share else place[0].isdigit() and value > last)
+                for grew, place, share, value, last in zip(
+                    shape.grows, places, shares, values, shape.last, strict=True
+                )
             ]
             shape.varies = [
                 varied or value != last for varied, value, last in zip(shape.varies, values, shape.last, strict=True)
@@ -147,11 +151,12 @@ def _shape_of(bare: str) -> str:
 
 
 def _conclude(bare: str, places: list[re.Match[str]], shape: _Shape) -> Learned | None:
-    at = next((index for index, grows in enumerate(shape.grows) if grows and _counts(bare, places[index])), None)
+    grown = [grows and varies for grows, varies in zip(shape.grows, shape.varies, strict=True)]
+    at = next((index for index, grows in enumerate(grown) if grows and _counts(bare, places[index])), None)
     progress = counts_by_word(bare)
     if at is not None and progress is None:
         done = shape.last[at]
-        is_percent = bare[places[at].end() :].lstrip().startswith("%")
+        is_percent = _is_percent(bare, places[at])
         if is_percent and done > 100:
             return None
         total = 100.0 if is_percent else _total_after(bare, places, shape, at)
@@ -172,6 +177,10 @@ def _conclude(bare: str, places: list[re.Match[str]], shape: _Shape) -> Learned 
     return Learned(replace(progress, is_guessed=True), numbers)
 
 
+def _is_percent(bare: str, place: re.Match[str]) -> bool:
+    return bare[place.end() :].lstrip().startswith("%")
+
+
 def _counts(bare: str, place: re.Match[str]) -> bool:
     before = bare[: place.start()][-48:].lower().rstrip(" :=#[(")
     return not _NO_COUNT.search(before) and not _AMOUNT.match(bare, place.end())
@@ -179,6 +188,12 @@ def _counts(bare: str, place: re.Match[str]) -> bool:
 
 def _total_after(bare: str, places: list[re.Match[str]], shape: _Shape, at: int) -> float | None:
     """'12/100' or '12 of 100', where the second number never changes."""
+    word = _unit_of(bare, places, at)
+    for index, place in enumerate(places):
+        name = _NAME.search(bare[: place.start()][-48:])
+        is_total = name is not None and re.fullmatch(r"(?:max|total|num)_?\w+", name[1].lower().split()[-1])
+        if word and is_total and name and name[1].lower().rstrip("s").endswith(word.rstrip("s")):
+            return shape.last[index] if not shape.varies[index] and shape.last[index] >= shape.last[at] else None
     if at + 1 >= len(places) or shape.varies[at + 1] or shape.last[at + 1] < shape.last[at]:
         return None
     between = bare[places[at].end() : places[at + 1].start()].strip()
