@@ -9,6 +9,7 @@ import pytest
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import DiskSpace, Evidence
 from jackline.diagnosis.deaths.report import death_text
+from jackline.diagnosis.frames import Frame
 from jackline.machine.forecast import has_grown_steadily
 from tests.diagnosis.deaths import GIB, best, evidence, run_command, run_script, said
 
@@ -55,6 +56,9 @@ def test_memory_that_jumped_is_not_blamed_on_the_line_seen_before() -> None:
     found = evidence(signal=9, oom_kills_in_cgroup=1, peak_memory_bytes=8 * GIB, is_jump=True)
     assert "its memory had not grown before: it asked for much at once" in best(found).detail
     assert "one step needed much more than the others" in best(found).hint
+    risen = evidence(signal=9, oom_kills_in_cgroup=1, is_jump=True, growing_frame=Frame("attend", "/w/model.py", 7))
+    assert "rose in its last seconds at model.py:7: make what that step needs smaller" in best(risen).hint
+    assert "asked for much" not in "".join(best(raised("MemoryError", is_jump=True)).detail)
     leak = [(float(at), (1000 + 30 * at) * MIB) for at in range(20)]
     spike = [(float(at), 1000 * MIB) for at in range(19)] + [(19.0, 7000 * MIB)]
     late_leak = [(at, used) for at, used in spike[:-1]] + [(19.0 + at, (1000 + 60 * at) * MIB) for at in range(8)]
@@ -181,9 +185,9 @@ def test_whose_memory_ran_out_is_told_by_the_message(error: str, cause: str) -> 
         (
             {"exit_code": None, "signal": 15},
             "slurmstepd: error: *** JOB 9 ON gpu1 CANCELLED AT 2026-11-18T03:00:11 DUE TO TIME LIMIT ***",
-            "time_limit",
+            "preempted",
         ),
-        ({"exit_code": 271}, "=>> PBS: job killed: walltime 3612 exceeded limit 3600", "time_limit"),
+        ({"exit_code": 271}, "=>> PBS: job killed: walltime 3612 exceeded limit 3600", "preempted"),
     ],
 )
 def test_a_scheduler_that_says_why_it_ended_the_job_is_believed(facts: dict[str, int], line: str, cause: str) -> None:
@@ -235,7 +239,7 @@ def test_joblib_names_the_signal_of_its_worker() -> None:
             "was unexpectedly terminated.\n\nThe exit codes of the workers are {SIGKILL(-9)}"
         )
     )
-    assert "worker of the process pool" in found.title
+    assert "worker of the process pool was killed with SIGKILL" in found.title
 
 
 def test_a_package_built_for_another_numpy_is_an_import_error_whatever_its_type() -> None:

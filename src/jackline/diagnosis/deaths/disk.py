@@ -49,7 +49,7 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
         known += ("no disk that Jackline knows of is full now: the unfinished file may have been removed",)
     look = f"(df -h {where} shows where)" if where else "(df -h and df -i shows where)"
     if _QUOTA.search(error.text):
-        look = "(quota -s shows how much is used)"
+        look, known = "(quota -s shows how much is used)", ()
     return Finding(
         "disk_full",
         confidence,

@@ -23,7 +23,7 @@ _READ_ON = "read the end of its output: `jackline logs`"
 _SCHEDULERS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
     (
         re.compile(r"DUE TO TIME LIMIT|walltime \d+ exceeded limit|TERM_RUNLIMIT"),
-        "time_limit",
+        "preempted",
         "the scheduler ended the job: its time limit was over",
         "ask for more time, or save and resume: `jackline run --time-limit` a little below the job's limit",
     ),

@@ -62,12 +62,17 @@ def memory_line(evidence: Evidence) -> tuple[str, ...]:
     return (text,)
 
 
+def has_jumped(evidence: Evidence) -> bool:
+    """Whether the kernel ended it for memory that it had not used up step by step."""
+    return evidence.is_jump and bool(evidence.kernel_log or evidence.oom_kills_in_cgroup)
+
+
 def growth_line(evidence: Evidence) -> tuple[str, ...]:
     """Which line of the user's code was filling memory, and how fast."""
     frame = evidence.growing_frame
     rate = evidence.memory_growth_bytes_per_s
     if frame is None:
-        return ("its memory had not grown before: it asked for much at once",) if evidence.is_jump else ()
+        return ("its memory had not grown before: it asked for much at once",) if has_jumped(evidence) else ()
     speed = f" by {format_bytes(rate)}/s" if rate >= 1 else ""
     where = place_line(frame) or (short_place(frame),)
     return (f"it was growing{speed} in {where[0]}",)
@@ -76,7 +81,12 @@ def growth_line(evidence: Evidence) -> tuple[str, ...]:
 def less_memory(evidence: Evidence) -> str:
     """What to do about host memory: at the line that grew, where it is known."""
     frame = evidence.growing_frame
-    if frame is None and evidence.is_jump:
+    if frame is not None and has_jumped(evidence):
+        return (
+            f"host RAM, not GPU memory, rose in its last seconds at {short_place(frame)}: make what that step needs "
+            "smaller (batch, sequence, array), or free it before the next"
+        )
+    if has_jumped(evidence):
         return (
             "this is host RAM, not GPU memory: one step needed much more than the others (a longer sequence, a "
             "larger array, a file loaded whole); make that smaller, or allow more memory"

@@ -89,14 +89,17 @@ def lost_process(error: ErrorText) -> Lost | None:
     if spawned:
         number = getattr(signals, spawned[1], None)
         return Lost(None, int(number) if number else None, "a spawned process")
-    exited = _EXIT_CODES.search(text)
-    if exited:
-        return Lost(None, int(exited[1]), "a worker of the process pool")
     if _POOL.search(text):
         return Lost(None, None, "a worker of the process pool")
     if error.name in _LOST_CONTACT and any("multiprocessing" in frame.file for frame in error.frames[-4:]):
         return Lost(None, None, "a worker process", is_certain=False)
     return None
+
+
+def _said_exit_code(evidence: Evidence) -> int | None:
+    """joblib names the signals of its workers below an empty line."""
+    found = (_EXIT_CODES.search(line) for line in reversed(evidence.output_tail[-10:]))
+    return next((int(match[1]) for match in found if match), None)
 
 
 def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
@@ -106,6 +109,8 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
         return ()
     if lost.signal is None and (fault := faulted(evidence.fault_text)) is not None:
         lost = replace(lost, signal=fault)  # the parent only lost contact; the worker wrote how it crashed
+    if lost.signal is None and (said := _said_exit_code(evidence)) is not None:
+        lost = replace(lost, signal=said)
     if lost.signal == signals.SIGBUS and lost.who.startswith("DataLoader"):
         return (shm_of_workers(evidence, f"{lost.who} crashed with a bus error", error.place),)
     if lost.signal in _CRASHES:
