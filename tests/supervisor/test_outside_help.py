@@ -59,6 +59,18 @@ def test_a_child_that_never_woke_up_from_its_sleep_is_stuck() -> None:
     assert alarms(play(World([Proc(7, wait=Wait("child", is_endless=True)), child]), 100)) == ["STUCK STUCK_CHILD"]
 
 
+def test_a_process_that_is_ready_to_run_is_not_stuck() -> None:
+    """It has slept nearly as long as is allowed, and on a busy machine waits for a CPU since."""
+    child = Proc(8, 7, wait=Wait("sleep"))
+    world = World([Proc(7, wait=Wait("child", is_endless=True)), child])
+
+    def step(second: int) -> None:
+        child.state, child.wait = ("R", Wait("running")) if second >= 58 else ("S", Wait("sleep"))
+        child.main_cpu_s += 0.02 * (second == 66)
+
+    assert alarms(play(world, 100, step=step)) == []
+
+
 def stream(bytes_per_s: int) -> list[Verdict]:
     """A message each second: gRPC receives it in threads of its own, and wakes the main thread up for 0.1 ms."""
     main = Proc(7, inside=(GRPC,), main_cores=0.0001)

@@ -138,7 +138,9 @@ def stuck_limit_s(scene: Scene) -> float:
 
 def stuck(scene: Scene) -> Verdict | None:
     quiet_s = scene.now_s - scene.state.progress_at_s
-    if quiet_s < stuck_limit_s(scene):
+    # Ready to run, but on a busy machine no CPU was free yet: it will move.
+    is_queued = any(view.reading.state == "R" for view in (scene.leader, *scene.workers, *scene.others))
+    if quiet_s < stuck_limit_s(scene) or is_queued:
         return None
     if scene.leader.keyboard_since_s is not None:
         return _asking(scene, scene.leader, scene.state.progress_at_s)
