@@ -2,7 +2,8 @@
 
 A plugin for pytest. Where cgroups can be made (version 1, as root), every worker is moved into one of its own, and
 nothing escapes: not a supervisor in its own session, nor a script of the nursery. Elsewhere the time of the worker
-and of the children that it has waited for is counted. What is left running after a test is counted for the next one.
+and of the children that it has waited for is counted. What is left running after a test is counted for the next one;
+the programs of the zoo, which run beside all tests, are not counted.
 `--record-longest` writes the seconds of the longest tests, waiting included, into tests/longest.txt: they begin.
 """
 
