@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from jackline.recipes.sparsae import memory as sparsae_memory
 from jackline.recipes.sparsae.mask_sampling import unpack
-from jackline.recipes.sparsae.memory import divergence_sum
+from jackline.recipes.sparsae.memory import distilled, divergence_sum, teachers
 from jackline.recipes.sparsae.method import BurnIn, distill_weight
 from jackline.recipes.sparsae.recipe import SparsaeConfig
 from jackline.trainer.config import resolve
@@ -115,6 +116,23 @@ def test_burn_in_stretches_what_an_update_did_to_new_connections_alone() -> None
         assert torch.equal(copies["w"].flatten()[[1, 4]], weights["w"].flatten()[[1, 4]].to(torch.bfloat16))
     assert [round(value, 6) for value in moved] == [1.1, 1.2, 1.3, 1.4, 1.5, 1.0, 1.0]
     assert math.isclose(float(weights["w"][1, 1]), sum(moved), rel_tol=1e-6)
+
+
+def test_a_loss_that_keeps_little_is_the_plain_one_with_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    teacher, logits = 3 * torch.randn(2, 75, 501), torch.randn(2, 75, 501, requires_grad=True)
+    targets = torch.randint(0, 501, (2, 75))
+    targets[0, :3] = -100  # such rows count for the divergence alone
+
+    def run(is_lean: bool) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(sparsae_memory, "keeps_little", lambda logits: is_lean)
+        found = distilled(teachers(teacher.clone()), logits * 1.0, targets, 0.37)
+        return (*found, *torch.autograd.grad(found[0] / 7, logits))
+
+    for lean, plain in zip(run(True), run(False), strict=True):
+        torch.testing.assert_close(lean, plain, rtol=1e-5, atol=1e-6)
+    first, second = run(True), run(True)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def test_the_divergence_and_its_gradients_are_kl_divs_to_the_bit() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from jackline.memory.plan.gpus import find_gpu
 from jackline.memory.predict.step import trace_step
 from jackline.memory.predict.trace import Recorder, Trace
+from jackline.recipes.sparsae import memory as sparsae_memory
 from jackline.recipes.sparsae.memory import SparsaeModule
 from jackline.recipes.sparsae.method import SparseAdditions
 from jackline.recipes.sparsae.recipe import DISTILL_WEIGHT
@@ -61,7 +62,11 @@ def test_weights_teacher_masks_masters_and_moments_are_planned_as_they_are_kept(
     assert planned(trace, "optimizer") == num_bytes(iter(state))
 
 
-def test_the_planned_step_makes_and_frees_the_trainers_tensors_in_the_trainers_order(task: LanguageTask) -> None:
+@pytest.mark.parametrize("is_lean", [False, True])  # as on a GPU, which plans are for, and as on this CPU
+def test_the_planned_step_makes_and_frees_the_trainers_tensors_in_the_trainers_order(
+    task: LanguageTask, is_lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparsae_memory, "keeps_little", lambda logits: is_lean)
     additions = cast(SparseAdditions, task.additions)
     additions._alpha = DISTILL_WEIGHT
     tokens = torch.randint(0, task.shape.vocab_size, (2, 17))

@@ -13,9 +13,13 @@ from jackline.memory.plan.gpus import Precision
 from jackline.memory.predict.cuda_rules import CudaRules
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.models.gpt import GPT
+from jackline.models.loss import IGNORED
 from jackline.models.shapes import GPTShape, describe_shape
 
 _DISTILL_WEIGHT = 0.5  # any but 0: memory is the same
+
+
+_ROWS = 64  # at a time: 13 MB of each tensor
 
 
 def make_gpt(shape: GPTShape, options: StepOptions) -> GPT:
@@ -29,6 +33,61 @@ def divergence_sum(teacher: Tensor, student: Tensor) -> Tensor:
     of the logits' size less. Those are the largest of a step: 0.1 GB each for the tiny model and a batch of two.
     """
     return (student.exp() * teacher.neg_().add_(student)).sum()
+
+
+def keeps_little(logits: Tensor) -> bool:
+    """Whether the gradient is computed along with the loss, some rows at a time: on a CPU, where the host's memory is
+    what is short. On a GPU that would be many small kernels."""
+    return logits.is_cpu
+
+
+def teachers(logits: Tensor) -> Tensor:
+    """What `distilled` takes of the teacher: the logits themselves, or the logarithms of its probabilities."""
+    logits = logits.float().flatten(0, 1)
+    return logits if keeps_little(logits) else functional.log_softmax(logits, dim=-1)
+
+
+def distilled(teacher: Tensor, logits: Tensor, targets: Tensor, weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropy plus `weight` times the divergence from the teacher, and both alone; all summed."""
+    logits = logits.float().flatten(0, 1)
+    if keeps_little(logits):
+        found: tuple[Tensor, Tensor, Tensor] = _InRows.apply(teacher, logits, targets.flatten(), weight)
+        return found
+    student = functional.log_softmax(logits, dim=-1)
+    del logits
+    loss = functional.nll_loss(student, targets.flatten(), reduction="sum")
+    divergence = divergence_sum(teacher, student)
+    return loss + weight * divergence, loss, divergence
+
+
+class _InRows(torch.autograd.Function):
+    """The logits are overwritten by their gradient, so that a step keeps two tensors of that size and not six. With
+    s the student's logarithms and d how far they are from the teacher's, KL's gradient is exp(s) (d - KL of the row).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, teacher: Tensor, logits: Tensor, targets: Tensor, weight: float) -> Any:
+        gradient = logits.detach()
+        loss, divergence = (torch.zeros((), dtype=torch.float32) for _ in range(2))
+        for rows, others, labels in zip(*(part.split(_ROWS) for part in (gradient, teacher, targets)), strict=True):
+            student = functional.log_softmax(rows, dim=-1)
+            loss += functional.nll_loss(student, labels, reduction="sum")
+            apart = student - functional.log_softmax(others, dim=-1)
+            shares = student.exp_()
+            of_row = (shares * apart).sum(dim=-1, keepdim=True)
+            divergence += of_row.sum()
+            is_counted = (labels != IGNORED).to(rows.dtype)[:, None]
+            rows.copy_(apart.sub_(of_row).mul_(weight).add_(is_counted).mul_(shares))
+            rows.scatter_add_(1, labels.clamp(min=0)[:, None], -is_counted)
+        ctx.gradient = gradient
+        ctx.mark_non_differentiable(loss, divergence)
+        return loss + weight * divergence, loss, divergence
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor, *_: Any) -> Any:
+        gradient, ctx.gradient = ctx.gradient, None  # for one backward pass: it is scaled in place
+        return None, gradient.mul_(outer), None, None
 
 
 class SparsaeModule(nn.Module):
@@ -53,11 +112,9 @@ class SparsaeModule(nn.Module):
         """Summed cross-entropy and divergence from the teacher, as every step after the first 500 has them."""
         self.teacher.eval()
         with torch.no_grad(), self._lowering(ids.device):
-            teacher = functional.log_softmax(self.teacher(ids).float().flatten(0, 1), dim=-1)
+            teacher = teachers(self.teacher(ids))
         # In float32 also where the weights are bf16: logits are the largest tensors of a step.
-        student = functional.log_softmax(self.student(ids).float().flatten(0, 1), dim=-1)
-        loss = functional.nll_loss(student, targets.flatten(), reduction="sum")
-        return loss + self._weight * divergence_sum(teacher, student)
+        return distilled(teacher, self.student(ids), targets, self._weight)[0]
 
     def _lowering(self, device: torch.device) -> Any:
         """A float32 teacher of a bf16 student computes in bf16; with any other precision the step's own autocast is

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from jackline.data.loader.batches import ToDevice
 from jackline.errors import UsageError
 from jackline.memory.plan.gpus import Precision
 from jackline.recipes.sparsae.mask_search import MaskSearch, Record
 from jackline.recipes.sparsae.masks import Change, Masks, maskable
-from jackline.recipes.sparsae.memory import divergence_sum
+from jackline.recipes.sparsae.memory import distilled, teachers
 from jackline.rundir.jsonl import JsonlWriter, read_lines
 from jackline.trainer.language import Additions, LanguageTask
 from jackline.trainer.startup.parallel import rank
@@ -127,12 +126,10 @@ class SparseAdditions(Additions):
         if not self._alpha:
             return model(ids, targets), count
         with torch.no_grad(), autocast(_teacher_precision(self._task.learner.precision), self._task.learner.device):
-            teacher = functional.log_softmax(self.teacher(ids).float().flatten(0, 1), dim=-1)
-        student = functional.log_softmax(model(ids).float().flatten(0, 1), dim=-1)
-        loss = functional.nll_loss(student, targets.flatten(), reduction="sum")
-        divergence = divergence_sum(teacher, student)
-        self._last = {"loss_ce": loss.detach() / count, "loss_kl": divergence.detach() / count}
-        return loss + self._alpha * divergence, count
+            teacher = teachers(self.teacher(ids))
+        loss, entropy, divergence = distilled(teacher, model(ids), targets, self._alpha)
+        self._last = {"loss_ce": entropy.detach() / count, "loss_kl": divergence.detach() / count}
+        return loss, count
 
     def before_update(self) -> None:
         gradients = {name: weight.grad for name, weight in self.weights.items() if weight.grad is not None}
