@@ -51,7 +51,9 @@ def distilled(teacher: Tensor, logits: Tensor, targets: Tensor, weight: float) -
     """Cross-entropy plus `weight` times the divergence from the teacher, and both alone; all summed."""
     logits = logits.float().flatten(0, 1)
     if keeps_little(logits):
-        found: tuple[Tensor, Tensor, Tensor] = _InRows.apply(teacher, logits, targets.flatten(), weight)
+        found: tuple[Tensor, Tensor, Tensor] = _InRows.apply(  # type: ignore[no-untyped-call]
+            teacher, logits, targets.flatten(), weight
+        )
         return found
     student = functional.log_softmax(logits, dim=-1)
     del logits
@@ -69,7 +71,9 @@ class _InRows(torch.autograd.Function):
     def forward(ctx: Any, teacher: Tensor, logits: Tensor, targets: Tensor, weight: float) -> Any:
         gradient = logits.detach()
         loss, divergence = (torch.zeros((), dtype=torch.float32) for _ in range(2))
-        for rows, others, labels in zip(*(part.split(_ROWS) for part in (gradient, teacher, targets)), strict=True):
+        for rows, others, labels in zip(
+            *(torch.split(part, _ROWS) for part in (gradient, teacher, targets)), strict=True
+        ):
             student = functional.log_softmax(rows, dim=-1)
             loss += functional.nll_loss(student, labels, reduction="sum")
             apart = student - functional.log_softmax(others, dim=-1)
