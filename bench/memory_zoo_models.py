@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from memory_zoo_more import ROWS, segment
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -360,11 +362,41 @@ def graph(count: int) -> tuple[Tensor, ...]:
     return torch.randn(count, nodes, 128), edges, torch.zeros(count, nodes, dtype=torch.long)
 
 
+def peft_adapted(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import peft
+
+        settings = peft.LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules=["q_proj", "v_proj"])
+        model: nn.Module = peft.get_peft_model(make(), settings)  # type: ignore[arg-type]
+        return model
+
+    return build
+
+
+def stable_unet() -> nn.Module:
+    import diffusers
+
+    widths = (160, 320, 640, 640)
+    model: nn.Module = diffusers.UNet2DConditionModel(block_out_channels=widths, cross_attention_dim=768)
+    return model
+
+
+def conditioned(count: int) -> tuple[Tensor, ...]:
+    return torch.randn(count, 4, 32, 32), torch.zeros(count, dtype=torch.long), torch.randn(count, 77, 768)
+
+
+def denoise_conditioned(model: nn.Module, batch: Any) -> Tensor:
+    noise = torch.randn_like(batch[0])
+    return functional.mse_loss(model(batch[0] + noise, batch[1], batch[2]).sample, noise)
+
+
 def vision(name: str) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         import torchvision
 
-        model: nn.Module = getattr(torchvision.models, name)(weights=None)
+        settings = {"weights_backbone": None} if "segmentation" in name else {}
+        make_one = operator.attrgetter(name)(torchvision.models)
+        model: nn.Module = make_one(weights=None, **settings)
         return model
 
     return make
@@ -390,7 +422,24 @@ def classify(model: nn.Module, batch: Any) -> Tensor:
 
 def zoo() -> tuple[Entry, ...]:
     """What is hardest to foresee comes first: a run that is cut has measured it."""
-    return (*_sequences(), *_pictures(), *_others(), *_mixtures_and_states(), *_decoders(), *_encoders())
+    first = (*_sequences(), *_pictures(), *_others(), *_mixtures_and_states())
+    return (*first, *_decoders(), *_encoders(), *_more())
+
+
+def _more() -> tuple[Entry, ...]:
+    videos = lambda count: (torch.randn(count, 3, 16, 112, 112), torch.zeros(count, dtype=torch.long))  # noqa: E731
+    return (
+        *(Entry(*row) for row in ROWS),
+        Entry("llama-peft", "lora", peft_adapted(hf("LlamaForCausalLM", "llama", **_LLAMA)), text(1024), 4),
+        Entry("sd-unet", "diffusion", stable_unet, conditioned, 8, denoise_conditioned),
+        Entry("resnext50", "vision", vision("resnext50_32x4d"), pixels(224), 32, classify),
+        Entry("swin-t", "vision", vision("swin_t"), pixels(224), 32, classify),
+        Entry("efficientnet-v2", "vision", vision("efficientnet_v2_s"), pixels(224), 16, classify),
+        Entry("vgg16", "vision", vision("vgg16_bn"), pixels(224), 32, classify),
+        Entry("shufflenet", "vision", vision("shufflenet_v2_x1_0"), pixels(224), 32, classify),
+        Entry("deeplab", "vision", vision("segmentation.deeplabv3_resnet50"), pixels(256), 8, segment),
+        Entry("r3d", "vision", vision("video.r3d_18"), videos, 8, classify),
+    )
 
 
 def _decoders() -> tuple[Entry, ...]:

@@ -162,3 +162,10 @@ def test_any_error_of_the_models_own_code_names_its_line(folder: Path) -> None:
     with pytest.raises(CannotTrace, match="cannot be traced without a GPU: list index out of range") as found:
         predict(replace(job, loss=broken), 2, GPU_MODELS["L4"])
     assert "test_from_config.py" in found.value.detail[0]
+
+
+def test_a_config_that_contradicts_itself_is_refused_with_its_reason(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 7}))
+    with pytest.raises(UsageError, match="is no config of a "):
+        candidate(folder)

@@ -78,8 +78,8 @@ def test_what_python_starts_in_the_forward_pass_counts_more_than_in_the_backward
 
     once = waiting_us(lambda: nn.Sequential(*(nn.GELU() for _ in range(32)), nn.Linear(512, 512)))
     again = waiting_us(lambda: Again(nn.Sequential(*(nn.GELU() for _ in range(32)), nn.Linear(512, 512))))
-    assert again - once >= 32 * 44.0
-    assert once < 2 * 32 * 44.0
+    assert again - once >= 32 * 20.0
+    assert once < 2 * 32 * 40.0
 
 
 class Again(nn.Module):

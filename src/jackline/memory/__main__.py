@@ -36,7 +36,7 @@ from jackline.memory.plan.explain import fit_table, plan_json, plan_text, table_
 from jackline.memory.plan.gpu_table import COMMON
 from jackline.memory.plan.gpus import GPU_MODELS, GpuModel, find_gpu, match_gpu
 from jackline.memory.plan.pace import Until
-from jackline.memory.plan.probe import has_gpu, measure_plan, plan_by_measuring
+from jackline.memory.plan.probe import has_gpu, measure_plan, plan_by_measuring, start_factor
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace
 from jackline.pipes import drop_output
@@ -211,7 +211,8 @@ def _gpu_and_room(text: str | None) -> tuple[GpuModel, Room]:
     for user in other_users(gpus[:1], ()):
         size = format_bytes(user.used_bytes) if user.used_bytes is not None else "some memory"
         _say(f"on this GPU already: pid {user.pid} ({user.name or 'not visible from here'}), {size}")
-    return gpu, room_of(gpu, free_bytes=gpus[0].total_bytes - gpus[0].used_bytes)
+    room = room_of(gpu, free_bytes=gpus[0].total_bytes - gpus[0].used_bytes)
+    return (replace(gpu, start_factor=start_factor()) if has_gpu() else gpu), room
 
 
 def choose(

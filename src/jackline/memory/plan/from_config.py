@@ -228,8 +228,15 @@ def _class_of(file: ConfigFile) -> tuple[Any, Any]:
         )
     # Without the dtype of the stored weights: `precision` decides in which they are trained.
     plain = {key: value for key, value in given.items() if key not in ("dtype", "torch_dtype")}
-    with quiet():
-        config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(plain)
+    try:
+        with quiet():
+            config = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(plain)
+    except Exception as error:  # of any kind: each config checks itself
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+        raise UsageError(
+            f"{file.name} is no config of a '{given['model_type']}': {last}",
+            hint="is the file complete, and for the version of transformers that is installed?",
+        ) from error
     named = [getattr(transformers, name, None) for name in given.get("architectures") or ()]
     found = next((one for one in named if one is not None and _has_loss(one)), None) or _by_task(config, transformers)
     if found is None:

@@ -59,6 +59,7 @@ class GpuModel:
     rates: Rates = Rates()
     count: int = 1  # how many of them train together
     is_amd: bool = False
+    start_factor: float = 1.0  # how much longer Python needs here to start an operator than usual
 
     @property
     def has_bf16(self) -> bool:

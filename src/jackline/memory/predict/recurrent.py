@@ -44,7 +44,10 @@ def recur(
     if on_work is not None:
         operations = 2 * sum(weight.numel() for weight in low) * value.shape[0] * value.shape[1]
         steps = value.shape[1] if is_batch_first else value.shape[0]
-        on_work(3 * operations, (out, *low), 2 * layers * steps * RECURRENT_US)  # backward is twice as much
+        count = 2 * layers * steps
+        directions = 2 if is_bidirectional else 1
+        # Backward is twice as much.
+        on_work(3 * operations, (out, *low), count * RECURRENT_US, count * directions)
     last = [torch.empty(one.shape, dtype=out.dtype, device=out.device) for one in states]
     return (out, *last)
 

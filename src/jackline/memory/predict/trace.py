@@ -169,6 +169,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if self._is_meta and is_summed_in_place(func, args):
+            self.counter.count("add_", args, args[0])
             return args[0]
         # What happens in here is ours and not the model's: without this every look at a shape would pass the rules.
         with torch._C.DisableTorchFunction():

@@ -1,23 +1,28 @@
 """How long a step takes, from what its operators compute and move, and what the GPU can do.
 
-Owns the counting of products and bytes while a step is traced, and the estimate of its time. Each operator takes as
-long as its products or its memory traffic, whichever is longer; a step takes as long as its operators, or as long as
-Python needs to start them, whichever is longer. Sums over many GPUs and loading of data are not covered.
+Owns the counting of operators while a step is traced, and the estimate of its time: Python starts one operator after
+the other, the GPU runs them in that order, and each waits for the slower of the two. `kernel_time` owns how long the
+kernels of one operator take. Sums over many GPUs and loading of data are not covered.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from jackline.memory.plan.gpus import GpuModel
-
-Unit = Literal["half", "tf32", "single", "none"]  # which of the GPU's rates counts; none: only memory is moved
+from jackline.memory.predict.kernel_time import (
+    Kernel,
+    attention_kernel,
+    kernel_of,
+    recurrent_kernel,
+    seconds,
+    tensors_of,
+)
 
 _VIEW_NAMES = """
     view _unsafe_view transpose permute t expand slice select unsqueeze squeeze detach alias as_strided split unbind
@@ -25,46 +30,42 @@ _VIEW_NAMES = """
 """
 _VIEWS = frozenset(_VIEW_NAMES.split())
 _FREE = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-# Microseconds that Python, autograd and the driver need to start an operator. Fitted to 142 steps on an H200 machine
-# that waited for Python, on half of the models at a time: the other half was 9 % off (median), and 38 % at worst. In
-# four sessions Python was between 0.8 and 1.2 times as fast as these numbers say. A loop on the CPU alone, timed for
-# some milliseconds, did not tell how fast: with it the estimates were worse.
-_VIEW_US = 12.0
-_FORWARD_US = 44.0
-_BACKWARD_US = 6.4  # of autograd's own thread, in C++
-_FORWARDS_US = {"_to_copy": 20.0, "mm": 35.0, "addmm": 35.0, "bmm": 35.0, "baddbmm": 35.0}
-_GROUPED_US = 600.0  # in float32 a product for each group, and a look at the offsets
-_CUDNN_US = 45.0  # cuDNN looks for a kernel each time
-_ATTENTION_US = 64.0  # with its checks and transposes
+# Microseconds that Python, autograd and the driver need to start an operator: (forward, backward). Fitted to steps of
+# an H200 machine that waited for Python, on two thirds of the models; the machine itself was up to 1.5 times as slow
+# for some seconds at a time. A loop on the CPU alone, timed for some milliseconds, did not tell how fast it was.
+_VIEW_US = (7.4, 6.4)
+_OTHER_US = (21.0, 18.0)
+_PRODUCT_US = (48.0, 19.0)
+_CUDNN_US = (53.0, 53.0)  # cuDNN looks for a kernel each time
+_CAST_US = (23.0, 20.0)
+_GROUPED_US = (600.0, 600.0)  # in float32 a product for each group, and a look at the offsets
+_STARTS_US = {
+    "_to_copy": _CAST_US,
+    "_grouped_mm": _GROUPED_US,
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _PRODUCT_US),
+}
+_ATTENTION_US = 95.0  # with its checks and transposes
 RECURRENT_US = 18.0  # of each step of each layer, one after the other
-_WEIGHT_US = 8.0  # of an optimizer's Python for each weight
-_STEP_US = 3600.0  # of a step besides: the batch, the loss, the optimizer
-_HALF = (torch.float16, torch.bfloat16)
+_WEIGHT_US = 7.4  # of an optimizer's Python for each weight
+_STEP_US = 1900.0  # of a step besides: the batch, the loss, the optimizer
+_MOSTLY = 0.3  # of the time the GPU waits
+# Between the start of an operator and that of its kernel.
+_LAUNCH_S = 4.0e-6
+_UPDATE_SHARE = 0.73  # of the bandwidth, by a fused update
+# Python is up to 1.4 times as slow at times on the same machine; kernels are known better.
+_PYTHON_ERROR, _KERNEL_ERROR = 0.35, 0.15
 
 
 @dataclass(frozen=True)
 class Work:
-    """One operator: multiply-adds count as two operations."""
+    """One operator: what its kernels do, and until it is started. Stepwise: its first kernels run while later ones
+    are started."""
 
-    operations: int
-    num_bytes: int
-    unit: Unit
-    start_us: float = _FORWARD_US  # until it is started
+    kernel: Kernel
+    start_us: float = _OTHER_US[0]
     name: str = ""
     is_backward: bool = False
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """The share of the manufacturer's rates that real kernels reach. Fitted to the kernels of 35 steps on an H200.
-    Three steps on the GPU itself say more."""
-
-    half: float = 0.62
-    tf32: float = 0.18
-    single: float = 0.70
-    memory: float = 0.46
-    kernel_s: float = 6.0e-6
-    error: float = 0.4
+    is_stepwise: bool = False
 
 
 class Counter:
@@ -74,77 +75,40 @@ class Counter:
         self.is_on = False
         self.done: list[Work] = []
         self.num_views = 0
+        self._views_us = 0.0  # of the views since the last operator
 
     def count(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         if not self.is_on or name in _FREE:
             return
         if name in _VIEWS:
             self.num_views += 1
+            self._views_us += _VIEW_US[is_backward()]
             return
-        tensors = [*_tensors(args), *_tensors(result)]
-        if tensors:
-            operations, unit = operations_of(name, args, result)
-            num_bytes = sum(_num_bytes(tensor) for tensor in tensors)
-            self.done.append(Work(operations, num_bytes, unit, _start_us(name), name, is_backward()))
+        if any(True for _ in tensors_of((args, result))):
+            self._note(kernel_of(name, args, result), _start_us(name), name)
 
-    def add(self, operations: int, tensors: Iterable[Tensor], start_us: float = _ATTENTION_US) -> None:
-        """The work of a kernel that no operator of the trace stands for, such as fused attention."""
+    def add(
+        self, operations: int, tensors: Iterable[Tensor], start_us: float = _ATTENTION_US, steps: int = 0
+    ) -> None:
+        """The work of a kernel that no operator of the trace stands for: fused attention, or as many steps of a
+        recurrent network."""
         if self.is_on:
-            held = list(tensors)
-            unit: Unit = "half" if held[0].dtype in _HALF else "single"
-            num_bytes = sum(_num_bytes(tensor) for tensor in held)
-            self.done.append(Work(operations, num_bytes, unit, start_us, "fused", is_backward()))
+            made = recurrent_kernel(operations, tensors, steps) if steps else attention_kernel(operations, tensors)
+            self._note(made, start_us, "fused", is_stepwise=bool(steps))
+
+    def _note(self, kernel: Kernel, start_us: float, name: str, *, is_stepwise: bool = False) -> None:
+        self.done.append(Work(kernel, start_us + self._views_us, name, is_backward(), is_stepwise))
+        self._views_us = 0.0
 
 
 def _start_us(name: str) -> float:
-    if "convolution" in name or "batch_norm" in name:
-        return _CUDNN_US
-    if name == "_grouped_mm":
-        return _GROUPED_US
-    return _BACKWARD_US if is_backward() else _FORWARDS_US.get(name, _FORWARD_US)
+    is_cudnn = "convolution" in name or "batch_norm" in name
+    return (_CUDNN_US if is_cudnn else _STARTS_US.get(name, _OTHER_US))[is_backward()]
 
 
 def is_backward() -> bool:
     """Autograd's thread has no gradients to track, unless it computes a part of the forward pass again."""
     return torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def operations_of(name: str, args: tuple[Any, ...], result: Any) -> tuple[int, Unit]:
-    if name in ("mm", "bmm", "_grouped_mm"):
-        left = args[0]
-        return 2 * result.numel() * _inner(left, args[1], result), _unit(left)
-    if name in ("addmm", "baddbmm"):
-        return 2 * result.numel() * args[1].shape[-1], _unit(args[1])
-    if name == "convolution":
-        return 2 * result.numel() * math.prod(args[1].shape[1:]), _unit(args[0], has_tf32=True)
-    if name == "convolution_backward":
-        wanted = sum(bool(one) for one in args[-1][:2])
-        return 2 * wanted * args[0].numel() * math.prod(args[2].shape[1:]), _unit(args[0], has_tf32=True)
-    return 0, "none"
-
-
-def _inner(left: Tensor, right: Tensor, result: Tensor) -> int:
-    if left.dim() == 2 and right.dim() == 2 and result.dim() == 3:  # a sum for each group of rows
-        return max(1, left.shape[1] // result.shape[0])
-    return left.shape[-1]
-
-
-def _unit(value: Tensor, *, has_tf32: bool = False) -> Unit:
-    if value.dtype in _HALF:
-        return "half"
-    return "tf32" if has_tf32 else "single"
 
 
 @dataclass(frozen=True)
@@ -166,34 +130,30 @@ class Traced(Protocol):
     @property
     def work(self) -> tuple[Work, ...]: ...
     @property
-    def num_views(self) -> int: ...
-    @property
     def num_updated(self) -> int: ...
     @property
     def update_bytes(self) -> int: ...
 
 
-def estimate(traced: Traced, gpu: GpuModel, accumulation: int = 1, how: Efficiency | None = None) -> StepTime:
-    """The time of a step of `accumulation` slices."""
-    how = how or Efficiency()
-    rates = gpu.rates
-    speed = {
-        "half": rates.half * how.half * 1e12,
-        "tf32": (rates.tf32 * how.tf32 or rates.single * how.single) * 1e12,
-        "single": rates.single * how.single * 1e12,
-        "none": math.inf,
-    }
-    bandwidth = rates.bandwidth * how.memory * 1e9
-    products = moved = 0.0
-    host = traced.num_views * _VIEW_US * 1e-6
+def estimate(traced: Traced, gpu: GpuModel, accumulation: int = 1) -> StepTime:
+    """The time of a step of `accumulation` slices, on its own: the GPU is idle when it begins."""
+    host_s = gpu_s = busy_s = products_s = 0.0
+    starting = 1e-6 * gpu.start_factor
     for one in traced.work:
-        computing, moving = one.operations / speed[one.unit], one.num_bytes / bandwidth
-        host += one.start_us * 1e-6
-        if computing > moving:
-            products += computing + how.kernel_s
+        begin_s, host_s = host_s, host_s + one.start_us * starting
+        kernel_s = seconds(one.kernel, gpu.rates, gpu.num_multiprocessors)
+        if one.is_stepwise:
+            gpu_s = max(max(gpu_s, begin_s) + kernel_s, host_s)
         else:
-            moved += max(moving, how.kernel_s)
-    gpu_s = (products + moved) * accumulation + traced.update_bytes / bandwidth
-    host_s = host * accumulation + (_STEP_US + _WEIGHT_US * traced.num_updated) * 1e-6
-    bound = "Python" if host_s > gpu_s else "products" if products > moved else "memory"
-    return StepTime(max(gpu_s, host_s), how.error, bound)
+            gpu_s = max(gpu_s, host_s + _LAUNCH_S) + kernel_s
+        busy_s += kernel_s
+        products_s += kernel_s if one.kernel.unit != "none" else 0.0
+    # Later slices are started while the GPU still runs those before.
+    slice_s = max(host_s, busy_s)
+    host_s += (accumulation - 1) * host_s + (_STEP_US + _WEIGHT_US * traced.num_updated) * starting
+    update_s = traced.update_bytes / (gpu.rates.bandwidth * 1e9 * _UPDATE_SHARE)
+    total_s = max(gpu_s + (accumulation - 1) * slice_s, host_s) + update_s
+    busy_s = busy_s * accumulation + update_s
+    waiting = 1 - min(1.0, busy_s / total_s)
+    bound = "Python" if waiting > _MOSTLY else "products" if 2 * products_s * accumulation > busy_s else "memory"
+    return StepTime(total_s, _KERNEL_ERROR + (_PYTHON_ERROR - _KERNEL_ERROR) * min(1.0, 2 * waiting), bound)
