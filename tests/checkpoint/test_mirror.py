@@ -275,6 +275,20 @@ def test_a_hanging_mirror_delays_no_save_and_no_end(run: RunDir, tmp_path: Path)
         os.kill(holder.pid, signal.SIGKILL)
 
 
+def test_a_folder_that_is_being_deleted_never_replaces_the_records_in_the_mirror(run: RunDir, tmp_path: Path) -> None:
+    (run.attempt(1).path / "start.json").write_text("{}")
+    mirror = make_mirror(run, FolderStore(tmp_path / "far"))
+    mirror.upload_story()
+    shutil.rmtree(run.attempt(1).path.parent)  # where a deletion may have come to
+    (run.path / "out.log").write_text("something new\n")
+    mirror.upload_story()
+    there = RunDir(tmp_path / "there")
+    kept = [name for name in mirror.store.names("story") if name.startswith("run-")]
+    assert kept == ["run-000001.tar.gz"]
+    unpack_run((tmp_path / "far" / "story" / kept[0]).read_bytes(), there)
+    assert there.last_attempt() is not None
+
+
 def test_any_store_of_fsspec_will_do(run: RunDir, tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     store = open_store("memory://bucket/some/where")

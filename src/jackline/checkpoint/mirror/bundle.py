@@ -41,6 +41,12 @@ def pack_run(run: RunDir) -> bytes:
     return buffer.getvalue()
 
 
+def find_landmarks(run: RunDir) -> frozenset[str]:
+    """Records that a run never loses: where one is gone, somebody is deleting the folder."""
+    found = [run.run_file, run.supervisor_file, *run.path.glob("attempts/*/start.json")]
+    return frozenset(path.relative_to(run.path).as_posix() for path in found if path.exists())
+
+
 def unpack_run(data: bytes, run: RunDir) -> list[str]:
     """Write the files that do not exist yet; return their names. Anything unexpected in the archive is ignored."""
     written: list[str] = []

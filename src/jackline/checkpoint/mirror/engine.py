@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jackline.checkpoint.format.manifest import Damage
-from jackline.checkpoint.mirror.bundle import pack_run
+from jackline.checkpoint.mirror.bundle import find_landmarks, pack_run
 from jackline.checkpoint.mirror.store import Store, open_store
 from jackline.checkpoint.writer.lock import AnotherWriter, WriterLock
 from jackline.immutable import immutable
@@ -117,6 +117,7 @@ class Mirror:
     furthest_bytes: int = 0  # how far any try of an upload has come since the last one that was complete
     _is_checked: bool = False  # the newest upload was compared with the store since the start
     _wrote_at_s: float = 0.0
+    _landmarks: frozenset[str] = frozenset()
 
     def load(self) -> None:
         """Continue with the notes of an earlier mirror process."""
@@ -175,7 +176,10 @@ class Mirror:
 
     def upload_story(self) -> None:
         """Upload the run's small files when they have changed."""
+        self._landmarks |= find_landmarks(self.run)
         data = pack_run(self.run)
+        if not self._landmarks <= find_landmarks(self.run):
+            return  # the folder is being deleted: what the store has is more than is left here
         digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         if digest == self.story_digest:
             return

@@ -32,7 +32,11 @@ GROUP_PATIENCE_S = 5.0  # after the grace SIGTERM goes to all its processes, and
 
 @click.command(short_help="Save and end.")
 @click.argument("run", required=False)
-@click.option("--grace", type=DURATION, help="How long saving may take. Then all its processes get SIGTERM, 5 s later SIGKILL. Default: as started.")
+@click.option(
+    "--grace",
+    type=DURATION,
+    help="How long saving may take; all its processes then get SIGTERM, and SIGKILL 5 s later. Default: as started.",
+)
 @click.option(
     "--signal",
     "signal_name",
