@@ -260,3 +260,61 @@ def test_a_worker_that_wrote_how_it_crashed_is_not_a_riddle() -> None:
     found = best(evidence(exit_code=1, output_tail=tail, fault_text=fault))
     assert found.title == "a worker process crashed in native code with a segmentation fault at data.py:7"
     assert best(evidence(exit_code=1, output_tail=tail)).cause == "worker_killed"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "words"),
+    [
+        ("RuntimeError: can't start new thread", "own_exception", "ulimit -u"),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "own_exception", "ulimit -u"),
+        ("BlockingIOError: [Errno 11] Unable to open file (unable to lock file)", "own_exception", "lsof FILE"),
+        (
+            "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation",
+            "network",
+            "try",
+        ),
+        (
+            "botocore.exceptions.ClientError: An error occurred (AccessDenied) when calling the PutObject",
+            "own_exception",
+            "log in",
+        ),
+        (
+            "botocore.exceptions.ClientError: An error occurred (404) when calling the HeadObject",
+            "own_exception",
+            "bucket",
+        ),
+        (
+            "google.api_core.exceptions.ServiceUnavailable: 503 GET https://storage.googleapis.com/x",
+            "network",
+            "try again",
+        ),
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: not yet initialized",
+            "cuda_error",
+            "fabric",
+        ),
+        ("IndexError: index out of range in self", "own_exception", "vocab_size"),
+        (
+            "_pickle.PicklingError: Can't pickle <function <lambda> at 0x7f>: attribute lookup",
+            "own_exception",
+            "top level",
+        ),
+        ("ValueError: Input X contains NaN.", "own_exception", "numpy.isnan"),
+    ],
+)
+def test_an_error_has_the_next_action_of_its_kind(error: str, cause: str, words: str) -> None:
+    found = best(raised(error))
+    assert (found.cause, words in found.hint) == (cause, True), found
+
+
+def test_a_crash_after_the_last_thread_is_told_by_what_the_library_printed() -> None:
+    line = "OpenBLAS blas_thread_init: pthread_create failed for thread 12 of 64: Resource temporarily unavailable"
+    found = best(said(line, signal=11))
+    assert (found.title, found.confidence) == ("no more threads or processes could be started", "likely")
+    assert best(said("step 4", signal=11)).cause == "segfault"
+
+
+def test_a_broken_heap_is_named_in_the_words_of_the_c_library() -> None:
+    assert best(said("step 4\ndouble free or corruption (!prev)", signal=6)).title.endswith(
+        "aborted in native code (SIGABRT): double free or corruption (!prev)"
+    )

@@ -26,70 +26,148 @@ _BINARY = re.compile(
 _IMPORTS = ("ModuleNotFoundError", "ImportError")
 _TRACEBACK = "Traceback (most recent call last)"
 _KEYBOARD = re.compile(r"EOF when reading a line|Inappropriate ioctl for device")
+# Patterns as text: they are compiled when an error is explained, not at each start of a supervisor.
 _HINTS = (
-    (re.compile(r"\[Errno 24\]|Too many open files|received 0 items of ancdata"), "raise the limit: ulimit -n 65536"),
     (
-        re.compile(r"\[Errno 98\]|Address already in use|EADDRINUSE"),
+        r"Communication with the workers|received 0 items of ancdata",
+        "raise the limit: ulimit -n 65536; DataLoader workers need fewer files with "
+        "torch.multiprocessing.set_sharing_strategy('file_system')",
+    ),
+    (r"\[Errno 24\]|Too many open files", "raise the limit: ulimit -n 65536"),
+    (
+        r"\[Errno 98\]|Address already in use|EADDRINUSE",
         "a leftover process holds the port: `jackline doctor` names it, or take another (--master_port)",
     ),
-    (re.compile(r"\[Errno 13\]|Permission denied"), "look at who owns the path: ls -ld PATH"),
+    (r"\[Errno 13\]|Permission denied", "look at who owns the path: ls -ld PATH"),
     (
-        re.compile(r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+"),
+        r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+",
         "a full disk, a used-up quota (`quota`) or a folder that was removed does this: look at where it saves",
     ),
     (
-        re.compile(r"\[Errno 27\]|File too large"),
+        r"\[Errno 27\]|File too large",
         "a file grew over its limit: `ulimit -f unlimited`, or a file system that allows larger files",
     ),
     (
-        re.compile(
-            r"failed finding central directory|PytorchStreamReader failed|HeaderTooLarge|MetadataIncompleteBuffer"
-            r"|checkpoint file is corrupted|InvalidHeaderDeserialization|Ran out of input"
-        ),
+        r"failed finding central directory|PytorchStreamReader failed|HeaderTooLarge|MetadataIncompleteBuffer"
+        r"|checkpoint file is corrupted|InvalidHeaderDeserialization|Ran out of input",
         "that file is not whole, as after a kill or a full disk during its save: use an older checkpoint",
     ),
     (
-        re.compile(r"Weights only load failed"),
+        r"Weights only load failed",
         "if you trust the file: torch.load(..., weights_only=False), or allow the type that the message names "
         "(torch.serialization.add_safe_globals)",
     ),
     (
-        re.compile(r"Attempting to deserialize object on a CUDA device"),
+        r"Attempting to deserialize object on a CUDA device",
         "torch.load(..., map_location='cpu')",
     ),
     (
-        re.compile(r"Error\(s\) in loading state_dict"),
+        r"Error\(s\) in loading state_dict",
         "the checkpoint belongs to a model of another shape: build the model with the settings it was saved with, or "
         "leave the named weights out (strict=False does not skip a size mismatch)",
     ),
     (
-        re.compile(r"Can't (?:pickle|get) (?:local object|attribute)|cannot pickle"),
+        r"Can't (?:pickle|get) (?:local object|attribute|<function)|cannot pickle",
         "a spawned process gets its work by pickle: move the function or class to the top level of a module and pass "
         "no lambda, lock or open file",
     ),
     (
-        re.compile(r"\[Errno 5\]|Input/output error"),
+        r"\[Errno 5\]|Input/output error",
         "a disk or a network file system failed: `dmesg | tail` says which; copy the data to another disk",
     ),
     (
-        re.compile(r"BrokenPipeError"),
+        r"BrokenPipeError",
         "the program that read its output ended first: the one after the `|` (head, grep -q), or a lost connection",
     ),
-    (re.compile(r"\[Errno 116\]|Stale file handle"), "the server of that file system replaced it: mount it again"),
-    (re.compile(r"InvalidCxxCompiler|No working C\+\+ compiler"), "torch.compile needs a C++ compiler: install g++"),
+    (r"\[Errno 116\]|Stale file handle", "the server of that file system replaced it: mount it again"),
+    (r"InvalidCxxCompiler|No working C\+\+ compiler", "torch.compile needs a C++ compiler: install g++"),
     (
-        re.compile(r"Expected more than 1 value per channel"),
+        r"Expected more than 1 value per channel",
         "batch norm needs more than one sample: DataLoader(..., drop_last=True), or another batch size",
     ),
     (
-        re.compile(r"\[Errno 2\] No such file|does not exist"),
+        r"\[Errno 2\] No such file|does not exist",
         "look at the path; a relative one begins in the folder where the command was started",
     ),
     (
-        re.compile(r"codec can't decode byte"),
+        r"codec can't decode byte",
         "the file is not in that encoding: open(..., encoding='latin-1'), or find the line with `file` and `iconv`",
     ),
-    (re.compile(r"\[Errno 30\]|Read-only file system"), "write to another folder: this one cannot be written"),
+    (r"\[Errno 30\]|Read-only file system", "write to another folder: this one cannot be written"),
+    (
+        r"Expected all tensors to be on the same device",
+        "move the batch, and tensors made inside forward, to the device of the model's parameters",
+    ),
+    (
+        r"Attempting to unscale FP16 gradients",
+        "a GradScaler needs fp32 weights: load the model in float32 under autocast, or use bf16 without a scaler",
+    ),
+    (
+        r"does not require grad and does not have a grad_fn",
+        "nothing in the loss needs a gradient: all weights are frozen, or it went through no_grad, detach or .item()",
+    ),
+    (
+        r"modified by an inplace operation",
+        "torch.autograd.set_detect_anomaly(True) prints the forward line whose result was changed in place",
+    ),
+    (
+        r"backward through the graph a second time",
+        "detach what is kept from one step to the next (hidden states, losses that are summed)",
+    ),
+    (
+        r"index out of range in self",
+        "an id is not below the embedding's num_embeddings: compare the tokenizer's size with the model's vocab_size",
+    ),
+    (
+        r"Cannot re-initialize CUDA in forked subprocess",
+        "keep CUDA out of DataLoader workers (datasets and collate on the CPU), or multiprocessing_context='spawn'",
+    ),
+    (
+        r"Recomputed values for the following tensors have different",
+        "the forward pass was not the same the second time: look for randomness, caches or global state inside of it",
+    ),
+    (
+        r"Failed to find C compiler|gcc.*No such file",
+        "torch.compile and Triton need a C compiler: install gcc, or set CC",
+    ),
+    (r"OutOfResources: out of resource", "a Triton kernel is too large for this GPU: smaller blocks or num_stages"),
+    (
+        r"FlashAttention only supports",
+        "this GPU is too old for it: attn_implementation='sdpa' (transformers), or scaled_dot_product_attention",
+    ),
+    (r"Error building extension", "the compiler's own error stands above the traceback: `jackline logs`"),
+    (
+        r"loss scale (?:reached|already at minimum)",
+        "loss or gradients are not finite in fp16: bf16 if the GPU can, a smaller learning rate, clipping",
+    ),
+    (
+        r"module 'numpy' has no attribute",
+        "the code was written for an older NumPy: pip install 'numpy<1.24', or a newer release of what calls it",
+    ),
+    (
+        r"yaml\.(?:scanner|parser)\.|TOMLDecodeError",
+        "the settings file has an error at the line that the message names (`jackline logs`)",
+    ),
+    (
+        r"JSONDecodeError|BadZipFile|UnidentifiedImageError|Parquet magic bytes|BadGzipFile|while decompressing data",
+        "a file is damaged, cut off, or of another kind (an error page instead of data?): look at its size and head",
+    ),
+    (
+        r"is not a valid model identifier|DatasetNotFoundError|RepositoryNotFoundError",
+        "look at the name and at the folder it may mean; a private or gated one needs a login: `hf auth login`",
+    ),
+    (
+        r"\(404\) when calling|NoSuchKey|NoSuchBucket",
+        "no such object: look at the bucket, the key and the region",
+    ),
+    (
+        r"unable to lock file|database is locked",
+        "another process has it open: an earlier run that still lives? `jackline runs`, `lsof FILE`",
+    ),
+    (
+        r"(?:Input|y_true|y_pred)?.{0,20}contains NaN",
+        "the data has gaps or a division by zero: find them before this line (numpy.isnan(x).any())",
+    ),
 )
 _BOOTSTRAP = re.compile(r"bootstrapping phase|context has already been set")
 _OURS = re.compile(r"/(?:src|site-packages|dist-packages)/jackline/")
@@ -242,7 +320,7 @@ def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     place = root.place
     later = [error for error in chain.errors[1:] if error.first_line != root.first_line]
     after = (f"then: {later[-1].first_line[:200]}{at_place(later[-1].place)}",) if later else ()
-    hint = next((hint for pattern, hint in _HINTS if pattern.search(root.text)), SEE_LOG)
+    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, root.text)), SEE_LOG)
     if root.name == "RecursionError":
         hint = ENDLESS_CALL_HINT
     where = f" ({short_place(place)})" if place else ""

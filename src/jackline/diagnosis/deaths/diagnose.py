@@ -40,13 +40,14 @@ from jackline.diagnosis.deaths.signal import (
     terminated,
 )
 from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, fatal_chain
-from jackline.diagnosis.deaths.workers import faulted, worker_killed
+from jackline.diagnosis.deaths.workers import faulted, no_more_threads, worker_killed
 
 _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     cuda_oom,
     cuda_error,
     disk_full,
     host_memory_error,
+    no_more_threads,
     own_error,
     no_main_guard,
     import_error,
@@ -58,7 +59,7 @@ _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     network,
 )
 # Rules for output without a traceback, where only the last lines are known. Import and syntax errors always have one.
-_LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, sizes_differ, network)
+_LINE_RULES = (cuda_oom, cuda_error, disk_full, host_memory_error, no_more_threads, sizes_differ, network)
 _NUM_LAST_LINES = 30
 # Of C++, when the interpreter ends while threads of torch.distributed run: it says nothing of what went wrong before.
 _AT_EXIT = "terminate called without an active exception"
@@ -106,7 +107,7 @@ def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Fi
             (own_exception(chain, evidence),) if chain else (aborted_at_exit(evidence),)
         )
     if number in _CRASHES:
-        said = _said_before_abort(chain, evidence) if number == signals.SIGABRT else ()
+        said = _said_before_abort(chain, evidence) if number == signals.SIGABRT else _threads_ran_out(evidence)
         return (*said, crashed(evidence, number))
     return (other_signal(evidence, number),)
 
@@ -205,6 +206,12 @@ def _said_before_abort(chain: Chain | None, evidence: Evidence) -> tuple[Finding
     """C++ code prints its error and then aborts, so look at the output."""
     said = _said_in_lines(evidence)
     return said or (_said(chain, evidence) if chain else ())
+
+
+def _threads_ran_out(evidence: Evidence) -> tuple[Finding, ...]:
+    """Libraries go on without the thread that they could not start, and crash."""
+    found = no_more_threads(ErrorText("", "\n".join(evidence.output_tail[-_NUM_LAST_LINES:])), evidence)
+    return (replace(found, confidence="likely"),) if found else ()
 
 
 def _interrupted_or_own(chain: Chain, evidence: Evidence) -> Finding:

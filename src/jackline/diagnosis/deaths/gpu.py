@@ -77,6 +77,11 @@ _KINDS = (
         "the NVIDIA driver was updated while its old module is still loaded",
         "restart the machine, or unload and load the nvidia kernel modules",
     ),
+    _Kind(
+        "Unexpected error from cudaGetDeviceCount",
+        "the NVIDIA driver did not start its GPUs",
+        "`nvidia-smi` must work first; a machine with NVSwitch needs the service nvidia-fabricmanager",
+    ),
     _Kind("driver version is insufficient", "the NVIDIA driver is too old for this PyTorch", _DRIVER),
     _Kind("no CUDA-capable device", "no GPU was found", _DRIVER),
     _Kind("Found no NVIDIA driver", "no NVIDIA driver was found", _DRIVER),

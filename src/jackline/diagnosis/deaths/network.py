@@ -36,18 +36,23 @@ _KINDS = frozenset(
         "SSLEOFError",
         "DistNetworkError",
         "LocalEntryNotFoundError",
+        "RendezvousConnectionError",
+        "RendezvousTimeoutError",
     }
 )
 _WORDS = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Connection reset by peer|Connection refused"
     r"|Network is unreachable|Read timed out|Max retries exceeded|We couldn't connect to|\[Errno 110\]"
-    r"|client socket has (?:failed to connect|timed out)"
+    r"|client socket has (?:failed to connect|timed out)|Run initialization has timed out"
+    r"|\((?:SlowDown|RequestTimeout|InternalError|ServiceUnavailable|503|500)\) when calling"
 )
 # The server refused the request itself: a retry would fail too.
 _REFUSED = re.compile(
     r"\b(40[0134569]|410|422) (?:Client Error|[A-Z])|CERTIFICATE_VERIFY_FAILED|Address already in use"
 )
-_TRY_LATER = re.compile(r"\b(429|5\d\d) (?:Server Error|Client Error|Too Many|Service|Bad Gateway|Gateway|Internal)")
+_TRY_LATER = re.compile(
+    r"\b(429|5\d\d) (?:Server Error|Client Error|Too Many|Service|Bad Gateway|Gateway|Internal|GET|PUT|POST)"
+)
 _HOST = re.compile(r"host='([^']+)'|https?://([^/\s'\"]+)|\('([\w.-]+)', \d+\)")
 
 
@@ -57,6 +62,7 @@ _OFFLINE = re.compile(
 )
 _NO_ENTRY = re.compile(
     r"GatedRepo|\b40[13]\b.{0,20}(?:Client Error|Unauthorized|Forbidden)|Invalid (?:username or password|API key)"
+    r"|\((?:AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|403)\) when calling"
     r"|Unable to locate credentials|NoCredentialsError|api_key not configured|No API key configured|not logged in",
     re.IGNORECASE,
 )

@@ -279,6 +279,13 @@ def left_after_signal(evidence: Evidence) -> Finding | None:
     )
 
 
+# What the C library prints when it finds its own records overwritten.
+_HEAP = re.compile(
+    r"(?:free|malloc|realloc|munmap_chunk)\(\): |double free or corruption|corrupted (?:size|double-linked)"
+    r"|malloc_consolidate|\*\*\* stack smashing"
+)
+
+
 def interrupted(evidence: Evidence) -> Finding:
     title = "interrupted with SIGINT (Ctrl-C) by someone, not through Jackline"
     return Finding("killed_by_someone", "likely", title, ran_line(evidence), _GO_ON, place=evidence.last_frame)
@@ -302,9 +309,12 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
     title = f"{who} aborted in native code (SIGABRT){where}"
     last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
     said = (f"it said last: {last[:160]}",) if last else ()
-    return Finding(
-        "abort", "certain", title, (*said, *detail), "read the lines above the end: `jackline logs`", True, place
-    )
+    hint = "read the lines above the end: `jackline logs`"
+    broken = next((line.strip() for line in reversed(evidence.output_tail) if _HEAP.match(line)), "")
+    if broken:
+        title += f": {broken[:80]}"
+        hint = "C code wrote outside its memory, at this line or before: update or pin the packages that bring C code"
+    return Finding("abort", "certain", title, (*said, *detail), hint, True, place)
 
 
 def shm_of_workers(evidence: Evidence, title: str, place: Frame | None) -> Finding:

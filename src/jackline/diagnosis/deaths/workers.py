@@ -7,7 +7,7 @@ import signal as signals
 from dataclasses import replace
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
-from jackline.diagnosis.deaths.sentences import is_memory_nearly_full, place_line, ran_line
+from jackline.diagnosis.deaths.sentences import at_place, is_memory_nearly_full, place_line, ran_line
 from jackline.diagnosis.deaths.signal import (
     are_counters_unreadable,
     crashed,
@@ -45,6 +45,27 @@ _LOST_CONTACT = frozenset({"EOFError", "ConnectionResetError", "BrokenPipeError"
 _HINT = "`jackline logs` shows what it said last; ask who or what ends processes here"
 _LOADER_HINT = "`jackline logs` shows what the worker said last; with num_workers=0 its own error is seen"
 _CRASHES = (signals.SIGSEGV, signals.SIGBUS, signals.SIGABRT)
+
+
+_NO_MORE = re.compile(
+    r"can't start new thread|pthread_create failed|Thread creation failed|BlockingIOError: \[Errno 11\] [\w ]+$"
+    r"|fork: (?:retry: )?Resource temporarily unavailable"
+)
+
+
+def no_more_threads(error: ErrorText, evidence: Evidence) -> Finding | None:
+    """The limit on processes was reached. Libraries print so, or crash right after it."""
+    said = next((line.strip() for line in error.text.splitlines() if _NO_MORE.search(line)), None)
+    if said is None:
+        return None
+    return Finding(
+        "own_exception",
+        "certain",
+        f"no more threads or processes could be started{at_place(error.place)}",
+        (*place_line(error.place), said[:200], *ran_line(evidence)),
+        "raise the limit (`ulimit -u`, a container's --pids-limit), or start fewer: OMP_NUM_THREADS=1, fewer workers",
+        place=error.place,
+    )
 
 
 _FAULTS = {
