@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class Block(nn.Module):
         if self.has_kernels and self.training and torch.is_grad_enabled():
             return self._split_by_kernels(stream, added, visible)
         stream = stream if added is None else stream + added
-        stream = stream + self._drop(self.projection(self._attend(self.attention_norm(stream), visible)))
+        stream = stream + self._drop(self._attend(self.attention_norm(stream), visible, self.projection))
         hidden: Tensor = self.activation(self.up(self.mlp_norm(stream)))
         return stream, self._drop(self.down(hidden))
 
@@ -79,8 +80,10 @@ class Block(nn.Module):
         hidden = gelu(functional.linear(normed, self.up.weight), self.up.bias)
         return stream, functional.linear(hidden, self.down.weight)
 
-    def _attend(self, normed: Tensor, visible: Tensor | None) -> Tensor:
-        """Attention before its projection."""
+    def _attend(
+        self, normed: Tensor, visible: Tensor | None, projection: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Attention, and its projection if asked for: what it holds meanwhile is part of what a plan foresees."""
         batch, length, width = normed.shape
         heads = (batch, length, self.num_heads, width // self.num_heads)
         query, key, value = (part.view(heads).transpose(1, 2) for part in self.qkv(normed).split(width, dim=2))
@@ -92,7 +95,9 @@ class Block(nn.Module):
             is_causal=visible is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return mixed.transpose(1, 2).reshape(batch, length, width)
+        if projection is None:
+            return mixed.transpose(1, 2).reshape(batch, length, width)
+        return projection(mixed.transpose(1, 2).reshape(batch, length, width))
 
     def _drop(self, branch: Tensor) -> Tensor:
         # Not called at 0: dropout(p=0) would still draw from the RNG on some devices.
