@@ -12,6 +12,7 @@ from jackline.machine.readings import TreeReading
 from jackline.rundir.records.supervisor import TimeLimitRecord
 from jackline.supervisor.attempt import stopping
 from jackline.supervisor.attempt.stopping import (
+    Asked,
     Clocks,
     LimitWatch,
     Stopping,
@@ -162,3 +163,23 @@ def test_a_program_that_handles_slurms_warning_itself_is_left_alone(monkeypatch:
     assert text == "SIGUSR1, Slurm's warning before a time limit: process 7 (python) handles it itself"
     answers.update({6: "unknown", 7: "unknown"})  # it was quicker
     assert heed_warning(TreeReading(0.0, (plain.reading(), own.reading())), 30.0)[0] is None
+
+
+def test_a_program_that_ends_after_its_handler_is_not_taken_for_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python takes its handlers away before it ends."""
+    answers = {6: "default"}
+    monkeypatch.setattr(stopping, "signal_answer", lambda pid, number: answers[pid])
+    tree = TreeReading(0.0, (Proc(6).reading(),))
+    ending, staying = Asked(), Asked()
+    assert ending.heed(tree, 30.0, 99.0) is None  # nobody warned
+    ending.is_warned = staying.is_warned = True
+    assert ending.heed(tree, 30.0, 100.0) is None
+    assert staying.heed(tree, 30.0, 100.0) is None
+    found = staying.heed(tree, 30.0, 101.0)
+    assert found is not None
+    assert found[0] == Stopping("sigterm", 30.0)
+    answers[6] = "unknown"
+    found = ending.heed(tree, 30.0, 101.0)
+    assert found is not None
+    assert found[0] is None
+    assert ending.heed(tree, 30.0, 102.0) is None  # told once

@@ -44,7 +44,6 @@ from jackline.supervisor.attempt.stopping import (
     LimitWatch,
     Stopping,
     StuckWatch,
-    heed_warning,
     next_step,
     press,
     stop_asked_for,
@@ -295,12 +294,11 @@ class Supervisor:
             self.stop_requested_by = self.stop_requested_by or "Ctrl-C"
         if self.stopping is None and self.asked.is_terminated:
             self.stopping = self._stop_asked_for()
-        if self.asked.is_warned:
-            self.asked.is_warned = False
-            if self.stopping is None:
-                self.stopping, text = heed_warning(watch.tree, self.options.grace_s)
-                self.stop_requested_by = "SIGUSR1" if self.stopping else ""
-                self.events.emit("note", text)
+        heeded = self.asked.heed(watch.tree, self.options.grace_s, now_s) if self.stopping is None else None
+        if heeded is not None:
+            self.stopping, text = heeded
+            self.stop_requested_by = "SIGUSR1" if self.stopping else ""
+            self.events.emit("note", text)
         if self.stopping is None and (words := self.limit.reached(now_s)):
             self.stop_requested_by = "time limit"
             self.stopping = Stopping("time-limit", self.options.grace_s)

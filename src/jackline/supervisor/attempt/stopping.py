@@ -29,6 +29,7 @@ RANKS_PATIENCE = 3.0
 Target = Literal["main", "group", "tree"]
 GROUP_PATIENCE_S = 5.0
 PREEMPTION_GRACE_S = 20.0
+ENDING_AFTER_HANDLER_S = 1.0
 # How long before the platform's end a run is stopped: to end its step, save, and be uploaded.
 LEAD_S, LEAD_WITH_MIRROR_S = 120.0, 300.0
 LEAST_LEAD_S = 10.0
@@ -118,6 +119,7 @@ class Asked:
     def __init__(self) -> None:
         self.presses = self.presses_taken = 0
         self.is_terminated = self.is_warned = False
+        self._warned_at_s: float | None = None
 
     @property
     def is_interrupted(self) -> bool:
@@ -138,6 +140,18 @@ class Asked:
 
     def _on_warning(self, _number: int, _frame: Any) -> None:
         self.is_warned = True
+
+    def heed(self, tree: TreeReading, grace_s: float, now_s: float) -> tuple[Stopping | None, str] | None:
+        """What to do about SIGUSR1; None while there was none, or for a moment: an interpreter that ends after its
+        handler has run has none any more."""
+        if not self.is_warned:
+            return None
+        self._warned_at_s = now_s if self._warned_at_s is None else self._warned_at_s
+        stopping, text = heed_warning(tree, grace_s)
+        if stopping is not None and now_s - self._warned_at_s < ENDING_AFTER_HANDLER_S:
+            return None
+        self.is_warned, self._warned_at_s = False, None
+        return stopping, text
 
 
 def heed_warning(tree: TreeReading, grace_s: float) -> tuple[Stopping | None, str]:
