@@ -124,10 +124,15 @@ def test_a_process_is_asked_for_the_line_and_it_is_named(tmp_path: Path) -> None
                 at_s += 5.0
                 used = 12000 * MIB + 20 * int(50 * at_s / 60 / 20) * MIB
                 gpu = replace(GPU, used_bytes=used, processes=(GpuProcess(program.pid, used),))
+                num_asked = creep._search.num_asked if creep._search else 0
                 creep.poll(at_s, (gpu,), (program.pid,))
-                answer = attempt.stacks / f"gpu-ask.{program.pid}"
-                while answer.exists() and time.monotonic() - began_s < HANGS_S:
-                    time.sleep(0.005)  # until it has read the question; the clock of the forecast is the test's
+                question, answer = (attempt.stacks / f"{word}.{program.pid}" for word in ("gpu-ask", "gpu"))
+                is_asked = creep._search is not None and creep._search.num_asked > num_asked
+                # The clock of the forecast is the test's; it stands until the question is read and answered.
+                while (
+                    question.exists() or (is_asked and not answer.exists())
+                ) and time.monotonic() - began_s < HANGS_S:
+                    time.sleep(0.005)
                     os.kill(program.pid, 0)
             creep.close()
             said = [program.stdout.readline(), program.stdout.readline()]
