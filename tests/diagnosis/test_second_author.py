@@ -312,6 +312,8 @@ def test_a_crash_after_the_last_thread_is_told_by_what_the_library_printed() -> 
     found = best(said(line, signal=11))
     assert (found.title, found.confidence) == ("no more threads or processes could be started", "likely")
     assert best(said("step 4", signal=11)).cause == "segfault"
+    assert best(said(line)).confidence == "likely"  # it may have lived on without that thread
+    assert best(raised("RuntimeError: can't start new thread")).confidence == "certain"
 
 
 def test_a_broken_heap_is_named_in_the_words_of_the_c_library() -> None:

@@ -127,7 +127,7 @@ _HINTS = (
         "the forward pass was not the same the second time: look for randomness, caches or global state inside of it",
     ),
     (
-        r"Failed to find C compiler|gcc.*No such file",
+        r"Failed to find C compiler",
         "torch.compile and Triton need a C compiler: install gcc, or set CC",
     ),
     (r"OutOfResources: out of resource", "a Triton kernel is too large for this GPU: smaller blocks or num_stages"),
@@ -165,7 +165,7 @@ _HINTS = (
         "another process has it open: an earlier run that still lives? `jackline runs`, `lsof FILE`",
     ),
     (
-        r"(?:Input|y_true|y_pred)?.{0,20}contains NaN",
+        r"contains NaN",
         "the data has gaps or a division by zero: find them before this line (numpy.isnan(x).any())",
     ),
 )

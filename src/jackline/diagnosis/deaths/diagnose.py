@@ -211,7 +211,7 @@ def _said_before_abort(chain: Chain | None, evidence: Evidence) -> tuple[Finding
 def _threads_ran_out(evidence: Evidence) -> tuple[Finding, ...]:
     """Libraries go on without the thread that they could not start, and crash."""
     found = no_more_threads(ErrorText("", "\n".join(evidence.output_tail[-_NUM_LAST_LINES:])), evidence)
-    return (replace(found, confidence="likely"),) if found else ()
+    return (found,) if found else ()
 
 
 def _interrupted_or_own(chain: Chain, evidence: Evidence) -> Finding:

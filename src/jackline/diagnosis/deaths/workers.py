@@ -60,7 +60,8 @@ def no_more_threads(error: ErrorText, evidence: Evidence) -> Finding | None:
         return None
     return Finding(
         "own_exception",
-        "certain",
+        # A library may print so and live on: only an exception of that name is proof.
+        "certain" if error.name else "likely",
         f"no more threads or processes could be started{at_place(error.place)}",
         (*place_line(error.place), said[:200], *ran_line(evidence)),
         "raise the limit (`ulimit -u`, a container's --pids-limit), or start fewer: OMP_NUM_THREADS=1, fewer workers",
