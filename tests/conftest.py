@@ -30,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # the time. Workers of xdist import this file before they import anything heavy.
 gc.disable()
 
+from tests.left_over import LeftOver  # noqa: E402
 from tests.session.nursery import Nursery  # noqa: E402
 
 # The same examples every time, so that a change is judged by itself; HYPOTHESIS_SEARCH=1 looks for new ones.
@@ -57,11 +58,14 @@ hear_signals()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Rewrite the asserts of all test files once, on all cores, before the workers start.
+    """Mark what the tests start; rewrite the asserts of all test files once, on all cores, before the workers start.
 
     In a fresh clone every worker would do it for itself, which takes 9 s of CPU each.
     """
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(LeftOver())
+    if getattr(config.option, "numprocesses", None):
         files = sorted(Path(__file__).parent.rglob("*.py"))
         cores = len(os.sched_getaffinity(0))
         for pid in [_fork_rewriting(config, files[share::cores]) for share in range(cores)]:

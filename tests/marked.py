@@ -14,9 +14,9 @@ MARK = "ZOO_MARK"
 GOES_AWAY_WITHIN_S = HANGS_S
 
 
-def marked_pids(mark: str) -> list[int]:
+def marked_pids(mark: str, name: str = MARK) -> list[int]:
     """Processes whose environment carries the mark; only ever ours."""
-    needle = f"{MARK}={mark}".encode()
+    needle = f"{name}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -26,25 +26,25 @@ def marked_pids(mark: str) -> list[int]:
     return found
 
 
-def wait_until_gone(mark: str, patience_s: float = GOES_AWAY_WITHIN_S) -> list[str]:
+def wait_until_gone(mark: str, patience_s: float = GOES_AWAY_WITHIN_S, name: str = MARK) -> list[str]:
     """The command lines of marked processes that are still there after `patience_s`."""
     deadline_s = time.monotonic() + patience_s
-    while (pids := marked_pids(mark)) and time.monotonic() < deadline_s:
+    while (pids := marked_pids(mark, name)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    return [f"{pid} {_command_line(pid)}" for pid in pids]
+    return [f"{pid} {command_line(pid)}" for pid in pids]
 
 
-def end_marked(mark: str) -> None:
+def end_marked(mark: str, name: str = MARK) -> None:
     """Kill by pid whatever still carries the mark."""
     for _ in range(3):
-        for pid in marked_pids(mark):
+        for pid in marked_pids(mark, name):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if not wait_until_gone(mark, 2.0):
+        if not wait_until_gone(mark, 2.0, name):
             return
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")[:200]
     return "?"

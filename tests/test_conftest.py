@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.deadline import HANGS_S
+from tests.marked import command_line
 
 ROOT = Path(__file__).parents[1]
 CHILD = "import signal; print([signal.getsignal(each) == signal.SIG_IGN for each in (signal.SIGINT, signal.SIGHUP)])"
@@ -46,3 +47,26 @@ def test_tests_of_one_group_run_on_one_worker(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     workers = (tmp_path / "workers").read_text().split()
     assert len(workers) == 10 and len(set(workers)) == 1
+
+
+def test_a_process_that_outlives_the_tests_fails_them_and_is_named_and_ended(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from tests.left_over import LeftOver\n"
+        "def pytest_configure(config):\n"
+        "    if not hasattr(config, 'workerinput'):\n"
+        "        config.pluginmanager.register(LeftOver(patience_s=0.0))\n"
+    )
+    (tmp_path / "test_it.py").write_text(
+        "import os, subprocess\n"
+        "def test_it():\n"
+        "    left = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    open(os.environ['LEFT'], 'w').write(str(left.pid))\n"
+        "    left.returncode = 0\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider", "."]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LEFT": str(tmp_path / "left")}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=HANGS_S)
+    pid = (tmp_path / "left").read_text()
+    assert "1 passed" in done.stdout and done.returncode == 1, done.stdout + done.stderr
+    assert f"{pid} sleep 1000" in done.stdout and "test_it.py::test_it" in done.stdout
+    assert command_line(int(pid)) in ("", "?")  # gone, or waiting for its new parent

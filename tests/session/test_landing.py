@@ -49,9 +49,9 @@ class HostLanes:
             self.lanes[value.dtype] = Lane(self.stream, lambda: self.make(value.dtype))
         return self.lanes[value.dtype].land(value)
 
-    def make(self, kind: torch.dtype) -> torch.Tensor:
+    def make(self, dtype: torch.dtype) -> torch.Tensor:
         self.num_pages += 1
-        return make_buffer(kind, is_pinned=False)
+        return make_buffer(dtype, is_pinned=False)
 
 
 def far(number: float, **more: Any) -> torch.Tensor:

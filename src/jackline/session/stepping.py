@@ -252,6 +252,6 @@ def find_places(state: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, nn.Module):
             for name, tensor in value.named_parameters():
                 if not nn.parameter.is_lazy(tensor):
-                    kind = str(tensor.dtype).removeprefix("torch.")
-                    found[f"{word}.{name}"] = f"{kind}{list(tensor.shape)} on {tensor.device}"
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    found[f"{word}.{name}"] = f"{dtype}{list(tensor.shape)} on {tensor.device}"
     return found

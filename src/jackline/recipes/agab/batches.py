@@ -203,8 +203,8 @@ def fits_on(data: AffinityData, device: torch.device) -> bool:
 
 def _on_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """In pieces: a whole copy in host memory may be more than there is."""
-    kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
-    made = torch.empty(array.shape, dtype=kind, device=device)
+    dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    made = torch.empty(array.shape, dtype=dtype, device=device)
     for begin in range(0, len(array), _COPY_ROWS):
         part = np.array(array[begin : begin + _COPY_ROWS])
         made[begin : begin + len(part)].copy_(torch.from_numpy(part))

@@ -92,16 +92,16 @@ class CudaLanes:
         key = (device, self._stream_number(device), value.dtype)
         lane = self._lanes.get(key)
         if lane is None:
-            kind = value.dtype if value.dtype in _PLAIN else torch.float64
-            lane = Lane(accelerator.current_stream(device), lambda: make_buffer(kind, is_pinned=True))
+            dtype = value.dtype if value.dtype in _PLAIN else torch.float64
+            lane = Lane(accelerator.current_stream(device), lambda: make_buffer(dtype, is_pinned=True))
             self._lanes[key] = lane
         return lane.land(value)
 
 
-def make_buffer(kind: torch.dtype, *, is_pinned: bool) -> torch.Tensor:
+def make_buffer(dtype: torch.dtype, *, is_pinned: bool) -> torch.Tensor:
     # A tensor made in inference mode could not be written to outside of it; the default device may be set to the GPU.
     with torch.inference_mode(False), torch.no_grad():
-        return torch.empty(PAGE, dtype=kind, device="cpu", pin_memory=is_pinned)
+        return torch.empty(PAGE, dtype=dtype, device="cpu", pin_memory=is_pinned)
 
 
 def mark_arrival(places: Iterable[Place]) -> list[Any]:

@@ -253,14 +253,14 @@ def _describe_value(value: Any) -> Any:
 
 
 def _describe_array(value: Any) -> str:
-    shape, kind = list(value.shape), str(value.dtype).removeprefix("torch.")
+    shape, dtype = list(value.shape), str(value.dtype).removeprefix("torch.")
     flat = value.reshape(-1)
     sample = flat[:: max(1, len(flat) // _SAMPLED)] if len(flat) else flat
     if isinstance(sample, torch.Tensor):
         data = plain_bytes(sample)
     else:
         data = sample.tobytes()
-    return f"{kind}{shape} {hashlib.sha256(data).hexdigest()[:12]}"
+    return f"{dtype}{shape} {hashlib.sha256(data).hexdigest()[:12]}"
 
 
 def _hash_ends(value: Any) -> str:
