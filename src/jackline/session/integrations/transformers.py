@@ -148,7 +148,7 @@ class ExactResume:
         return super().log(logs, *more, **options)  # type: ignore[misc]
 
 
-class Link(TrainerCallback):
+class Link(TrainerCallback):  # type: ignore[misc]  # an unfollowed import
     """Between one call of `train` and the driver. A callback, to hear of the beginning and of each step."""
 
     def __init__(self, trainer: Any, driver: Driver) -> None:
@@ -168,7 +168,7 @@ class Link(TrainerCallback):
     def find_start(self, wish: Any) -> str | None:
         """The folder for Trainer to resume from: ours, or the one that the script wishes if that is newer."""
         driver, notes = self._driver, self._driver.peek()
-        theirs = get_last_checkpoint(self._trainer.args.output_dir) if wish is True else wish  # type: ignore[no-untyped-call]
+        theirs = get_last_checkpoint(self._trainer.args.output_dir) if wish is True else wish
         if theirs:
             state, ours = atomic.read_json(Path(theirs) / _STATE), driver.newest_step
             step = state.get("global_step") if isinstance(state, dict) else None
