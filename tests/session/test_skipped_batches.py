@@ -59,7 +59,7 @@ def test_batches_leave_the_run_and_the_order_of_the_others_stays(tmp_path: Path,
         assert f"left out {words}, as `resume --skip-batches` says" in again.output
     assert "left out: the batches 5:8 of the run (--skip-batches)" in again.output
     assert "not exact" not in again.output and "not bit-exact" not in again.output
-    assert read_facts(run)["data"]["batches left out"] == "5:8"
+    assert read_facts(run)["rewinds"]["batches left out"] == "5:8"
 
 
 @pytest.mark.parametrize("text", ["5", "5:", "8:5", "5:5", "-1:4", "a:b", "5:8:9"])

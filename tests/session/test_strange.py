@@ -111,7 +111,10 @@ def test_a_spike_is_gone_back_behind_and_a_kill_at_any_time_changes_nothing(tmp_
     run = RunDir(folders["whole"] / "runs/one")
     (skip,) = read_skipped(run).rewinds
     assert str(skip) == "25:31" and skip.step == "step-00000025" and str(skip.why).startswith("loss ")
-    assert "25:31 (on_spike: loss " in read_facts(run)["data"]["batches left out"]
+    facts = read_facts(run)["rewinds"]
+    assert facts["batches left out"] == "25:31" and facts["went back to step 25"].startswith("on_spike: loss ")
+    assert "went back to step 25, without the batches 25:31 (on_spike: loss " in second.output
+    assert "on_spike=rewind has gone back 1 of at most 3 times" in second.output
     assert len(events(run, "rewound")) >= 2
     # Killed in the redone part, and after it.
     assert nursery.run(SCRIPT, [], folders["killed"], REWIND).code == 75

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from jackline.review.rewinds import read_rewinds
 from jackline.rundir import atomic
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.seen import read_skipped
 from jackline.rundir.records.surroundings import read_surroundings
 from jackline.rundir.run_file import DamagedRun, read_run_file
 
@@ -22,7 +23,7 @@ MAX_NESTED = 1000  # marks that open a list or a mapping: the trainer writes a f
 MAX_VALUES = 2000
 _ALIAS = re.compile(r"(?m)(?:^|[:,\[{?-])\s*\*\w")
 Facts = dict[str, dict[str, str]]  # section -> name -> value
-SECTIONS = ("command", "settings", "code", "data", "training", "packages", "machine")
+SECTIONS = ("command", "settings", "code", "data", "training", "rewinds", "packages", "machine")
 
 
 def read_facts(run: RunDir) -> Facts:
@@ -40,9 +41,21 @@ def read_facts(run: RunDir) -> Facts:
     _add_attempt(found, run)
     found["settings"] = _read_config(run.config_file)
     _add_checkpoint(found, run)
-    if (skipped := read_skipped(run)).ranges:
-        origin = f" ({skipped.origin})" if skipped.rewinds else ""
-        found["data"]["batches left out"] = f"{skipped}{origin}"
+    found["rewinds"] = _rewinds(run)
+    return found
+
+
+def _rewinds(run: RunDir) -> dict[str, str]:
+    """What was decided on the way: a run without any differs from one that went back."""
+    told = read_rewinds(run)
+    batches = ", ".join(one.batches for one in told if one.batches)
+    found = {"batches left out": batches} if batches else {}
+    times: Counter[int] = Counter()
+    for one in told:
+        if one.to_step is not None:
+            times[one.to_step] += 1
+            again = f" ({times[one.to_step]})" if times[one.to_step] > 1 else ""
+            found[f"went back to step {one.to_step}{again}"] = one.origin
     return found
 
 

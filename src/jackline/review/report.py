@@ -17,6 +17,7 @@ from jackline.units import format_bytes, format_duration, format_limit
 
 OUTPUT_LINES = 25
 INCIDENT_LINES = 120
+SHOWN_NAMES = 4
 _MEMORY = "`jackline plan` before, and the memory guard of an attached loop: it saves and ends in time"
 PREVENTION = {
     "kernel_oom": _MEMORY,
@@ -47,6 +48,8 @@ def make_report(summary: Summary, price_an_hour: float | None = None) -> Documen
         sections.insert(0, Section("Post-mortem", tuple(_post_mortem(summary))))
     if summary.incidents:
         sections.append(Section("Incidents", tuple(_incidents(summary))))
+    if summary.rewinds:
+        sections.append(Section("Rewinds", tuple(_rewinds(summary))))
     sections += [
         Section("Time", tuple(_time(summary, price_an_hour))),
         Section("Curves", tuple(charts_of(summary)) or (Text("No numbers were logged or recognised."),)),
@@ -137,6 +140,26 @@ def _incidents(summary: Summary) -> Iterator[Block]:
         yield Plain(
             "\n".join([*map(redact, rest), *([f"... {more} more lines in the run's folder"] if more else [])]).strip()
         )
+
+
+def _rewinds(summary: Summary) -> Iterator[Block]:
+    """Never silently: its numbers are not those of one straight run."""
+    num_back = sum(one.to_step is not None for one in summary.rewinds)
+    often = {0: "It did not go back", 1: "It went back once"}.get(num_back, f"It went back {num_back} times")
+    batches = ", ".join(one.batches for one in summary.rewinds if one.batches)
+    yield Text(f"{often}; batches left out: {batches or 'none'}.", "warn")
+    rows = [
+        (
+            "?" if one.at_s is None else _clock(one.at_s),
+            "-" if one.to_step is None else f"step {one.to_step:,}",
+            one.batches or "-",
+            redact(one.origin),
+            redact(", ".join([*one.left_behind[:SHOWN_NAMES], *["..."][: len(one.left_behind) - SHOWN_NAMES]]))
+            or "-",
+        )
+        for one in summary.rewinds
+    ]
+    yield Table(tuple(rows), ("when", "went back to", "batches left out", "why", "checkpoints left behind"))
 
 
 def _how_it_ended(summary: Summary) -> str:

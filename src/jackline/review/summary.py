@@ -12,6 +12,7 @@ from jackline.review.chart import Chart, Line
 from jackline.review.goodput import Account, account
 from jackline.review.history import History, read_history, steps_per_s
 from jackline.review.redact import redact
+from jackline.review.rewinds import WentBack, read_rewinds
 from jackline.rundir.access.reading import read_text
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
@@ -56,6 +57,7 @@ class Summary:
     series: tuple[Series, ...] = ()
     problems: tuple[str, ...] = ()
     incidents: tuple[tuple[int, str], ...] = ()  # the attempt, and what was found then, with the stacks
+    rewinds: tuple[WentBack, ...] = ()
     config: str = ""  # of a recipe, without secrets
     made_on: str = field(default_factory=platform.node)
 
@@ -96,6 +98,7 @@ def summarise(run: RunDir, *, now_s: float) -> Summary:
         series=read_series(run),
         problems=tuple(problems),
         incidents=tuple(read_incidents(run)),
+        rewinds=read_rewinds(run),
         config=read_config(run),
     )
 

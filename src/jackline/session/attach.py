@@ -22,6 +22,7 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.machine.disk import explain_refusal
 from jackline.machine.memory import effective_limit
+from jackline.review.rewinds import read_rewinds, rewind_lines
 from jackline.rundir.access.secrets import HIDDEN, without_secrets
 from jackline.rundir.intent import write_intent
 from jackline.rundir.records.seen import read_skipped
@@ -74,7 +75,7 @@ from jackline.session.saving.saver import Saver
 from jackline.session.settings import Settings, split
 from jackline.session.stepping import Stepper, find_places
 from jackline.session.stopping import StopRequest
-from jackline.session.strange import Strange
+from jackline.session.strange import MAX_REWINDS, Strange
 
 _attachments: list[Attachment] = []  # of this process: two would conflict over hooks, signals and the writer
 
@@ -286,7 +287,8 @@ def report_resumed(attached: Attachment, receipt: Receipt, session: dict[str, An
     attached.stepper.go_on_from(receipt.step)
     attached.saver.last_step = receipt.step
     attached.saver.last_at_s = receipt.restored.manifest.created_at_s
-    for line in receipt_lines(receipt, attached.feed, session):
+    told = rewind_lines(read_rewinds(attached.home.run), MAX_REWINDS)
+    for line in (*receipt_lines(receipt, attached.feed, session), *told):
         event("resumed", line, is_loud=True, step=receipt.step)
     if attached.ranks is not None and not attached.skipped.ranges:
         return  # a rank's numbers of before are about another share of the data if their number has changed
