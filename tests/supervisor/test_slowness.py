@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import GpuProcess, GpuReading, ProcessReading, Wait
-from jackline.supervisor.attempt.slowness import Around, Rhythm, Slowness, find_cause
+from jackline.supervisor.attempt.around import Around, Surroundings, busiest, read_cpu_times, read_throttled_s
+from jackline.supervisor.attempt.slowness import Rhythm, Seen, Slowness, find_cause
 
 GPU = GpuReading(0, "H200", 140 << 30, 10 << 30, 90, 40, 600.0, is_ours=True, clock_share=0.98)
 LOADS = Frame("_next_data", "/x/torch/utils/data/dataloader.py", 700, "self._get_data()", is_user=False)
@@ -75,7 +77,8 @@ def follow(
 def test_a_drop_is_told_once_with_what_has_changed_since(
     then: GpuReading, frames: tuple[Frame, Frame], cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jackline.supervisor.attempt.slowness._read_pressure", lambda: 0.0)  # this machine's is busy
+    for name in ("read_pressure", "parse_stolen"):  # of this machine, which is busy
+        monkeypatch.setattr(f"jackline.supervisor.attempt.around.{name}", lambda *_: None)
     heard = follow((0.5, 1.5), then, frames)
     assert len(heard.told) == 1 and cause in heard.told[0], heard.told
     assert heard.told[0].startswith("slower than before: a step takes 1.5 s, it was 0.5 s: ")
@@ -93,15 +96,59 @@ def test_pauses_for_validation_are_no_drop() -> None:
     assert rhythm.usual_s == pytest.approx(1.5)
 
 
-def test_swap_a_slower_disk_and_a_busy_machine_are_named() -> None:
-    calm = Around(clock_share=0.9, swapped_bytes=0, io_pressure=0.02, queued=0.05)
+CALM = Around(clock_share=0.9, swapped_bytes=0, io_pressure=0.02, on_disk=0.0, queued=0.05, stolen=0.0, throttled=0.0)
 
-    def cause(now: Around) -> str:
-        return find_cause((calm,) * 5, (now,) * 5, (0.1, 0.1))[0]
 
-    assert cause(replace(calm, swapped_bytes=1 << 30)) == "1.0 GiB of it were swapped to disk since then"
-    assert cause(replace(calm, io_pressure=0.6)).startswith(
-        "slower disk: something waits for a disk 60 % of the time, 2 %"
-    )
-    assert cause(replace(calm, queued=0.5)) == "its main process waits 0.5 s a second for a CPU, 0.1 before"
-    assert find_cause((), (), (None, None))[0].startswith("the cause was not found")
+def cause(others: str = "", **now: float) -> str:
+    return find_cause(Seen((CALM,) * 5), Seen((replace(CALM, **now),) * 5), others)[0]  # type: ignore[arg-type]
+
+
+def test_swap_and_a_slower_disk_are_named() -> None:
+    assert cause(swapped_bytes=1 << 30) == "1.0 GiB of it were swapped to disk since then"
+    assert cause(io_pressure=0.6) == "slower disk: something waits for a disk 60 % of the time, 2 % before"
+    own = "slower disk: it waits for a disk in 80 % of the looks, 0 % before"
+    assert cause(on_disk=0.8) == own
+    assert cause(on_disk=0.8, io_pressure=0.6).startswith(f"{own}, and something waits for a disk 60 %")
+    assert find_cause(Seen(), Seen())[0].startswith("the cause was not found")
+
+
+def test_what_keeps_it_from_a_cpu_is_told_apart() -> None:
+    waits = "its main process waits 0.5 s a second for a CPU, 0.1 before"
+    assert cause(queued=0.5) == waits
+    assert cause("pid 7 (stress, 1.9 CPUs)", queued=0.5) == f"{waits}; most of it is used by pid 7 (stress, 1.9 CPUs)"
+    limit = "the CPU limit of its cgroup holds it 0.4 s a second, 0.0 before"
+    assert cause(throttled=0.4) == limit and cause(throttled=0.4, queued=0.5) == f"{limit}; {waits}"
+    assert cause(stolen=0.3) == "the hypervisor gives 30 % of the CPU time to other machines, 0 % before"
+    assert cause("pid 7 (stress, 1.9 CPUs)").startswith("the cause was not found")
+
+
+def test_without_another_cause_the_line_at_which_it_now_stands_is_named() -> None:
+    slow = Frame("get_batch", "train.py", 42, "x = download(i)", is_user=True)
+    told = follow((0.5, 1.5), frames=(TRAINS, slow)).told[0]
+    assert "it is at train.py:42 `x = download(i)` in 100 % of the looks at it, 0 % before" in told, told
+
+
+def test_counters_of_the_machine_and_of_a_cpu_limit_become_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files as two kernels write them; between two readings 10 s pass."""
+    stat = iter(("cpu  100 0 50 800 5 0 5 40 0 0\ncpu0 1 2\n", "cpu  400 0 150 1000 5 0 5 440 90 0\n"))
+    usage = iter(("nr_throttled 3\nthrottled_usec 1000000\n", "nr_throttled 90\nthrottled_usec 5000000\n"))
+    monkeypatch.setattr("jackline.machine.procfs.read_text", lambda path: next(stat) if path == "/proc/stat" else "")
+    monkeypatch.setattr("jackline.supervisor.attempt.around.cgroup_folders", lambda *_: [(str(tmp_path), 2)])
+    around = Surroundings()
+    for at_s, waited_s, expected in ((100.0, 1.0, (None, None, None)), (110.0, 6.0, (0.4, 0.4, 0.5))):
+        (tmp_path / "cpu.stat").write_text(next(usage))
+        found = around.read(at_s, (), (process(waited_s),))
+        assert (found.stolen, found.throttled, found.queued) == expected
+    (tmp_path / "cpu.stat").write_text("nr_periods 5\nthrottled_time 2500000000\n")  # cgroup version 1
+    assert read_throttled_s(1) == 2.5
+
+
+def test_who_uses_the_cpus_is_named_and_the_run_itself_is_not() -> None:
+    before = read_cpu_times(())
+    while read_cpu_times(())[os.getpid()] - before[os.getpid()] < 0.03:
+        sum(range(10_000))
+    told = busiest({os.getpid(): before[os.getpid()]}, {os.getpid(): read_cpu_times(())[os.getpid()]}, 0.1)
+    assert told.startswith(f"pid {os.getpid()} (") and told.endswith(" CPUs)")
+    assert os.getpid() not in read_cpu_times((os.getpid(),)) and busiest(before, before, 1.0) == ""

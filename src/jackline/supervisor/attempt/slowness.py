@@ -3,20 +3,21 @@
 The rhythm is the time a step takes, read from the progress that the output tells, by medians: a validation or a save
 in between is one outlier. When it slows down, what else is known is compared with how it was when the rhythm was
 usual: the GPU's clock and what the driver says about it, other processes on the GPU, swap, what the main thread waits
-for, the pressure on the disk, and how long it waits for a CPU. Owns what "slower" means and the order in which causes
-are believed. Does not own the readings (machine). Recipes have a sentinel of their own (trainer/sentinels/speed).
+for, the disk, and what keeps it from a CPU (a limit, a hypervisor, other processes). Where none of them has changed,
+the line at which it now stands more often. Owns what "slower" means and the order in which causes are believed. Does
+not own the readings (around). Recipes have a sentinel of their own (trainer/sentinels/speed).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 
-from jackline.diagnosis.frames import ProcessStack
+from jackline.diagnosis.frames import ProcessStack, innermost_user_frame
 from jackline.immutable import immutable
-from jackline.machine import procfs
 from jackline.machine.proc import read_command
 from jackline.machine.readings import GpuReading, ProcessReading
+from jackline.supervisor.attempt.around import Around, Surroundings, busiest, read_cpu_times
 from jackline.supervisor.events import Events
 from jackline.units import format_bytes, format_duration
 
@@ -36,20 +37,40 @@ _CLOCK = 0.85
 _WAITS_MORE = 0.3
 _PRESSURE = 0.15
 _QUEUED = 0.2
+_HELD = 0.1
+_STOLEN = 0.1
+_LEAST_LOOKS = 3
 _SWAPPED_BYTES = 64 << 20
 _LOADING = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
 
 @immutable
-class Around:
-    """What else was seen in one second. None: not known here."""
+class Look:
+    """Where the main thread was at one moment."""
 
-    clock_share: float | None = None  # of the GPU's highest
-    slowdown: str = ""  # 'too hot', 'power cap' ... as the driver says
-    gpu_others: tuple[int, ...] = ()
-    swapped_bytes: int | None = None  # of the processes of the run
-    io_pressure: float | None = None  # share of the last 10 s in which something waited for the disk
-    queued: float | None = None  # seconds a second that the main process waited for a CPU
+    at_s: float
+    waits: bool  # for data
+    place: str = ""  # 'train.py:42 `x = load(i)`'
+
+
+@immutable
+class Seen:
+    """All that was noted about one time of the run."""
+
+    around: Sequence[Around] = ()
+    looks: Sequence[Look] = ()
+
+    def mean(self, name: str) -> float | None:
+        return _mean_of([value for one in self.around if (value := getattr(one, name)) is not None])
+
+    def more_than(self, before: Seen, name: str, by: float) -> tuple[float, float] | None:
+        """(now, before) where its mean is higher by that much."""
+        now, was = self.mean(name) or 0.0, before.mean(name) or 0.0
+        return (now, was) if now > was + by else None
+
+    @property
+    def waits(self) -> float | None:
+        return _mean_of([float(one.waits) for one in self.looks])
 
 
 class Rhythm:
@@ -122,10 +143,12 @@ class Slowness:
     def __init__(self, events: Events) -> None:
         self._events = events
         self.rhythm = Rhythm()
+        self._surroundings = Surroundings()
         self._around: deque[tuple[float, Around]] = deque(maxlen=_KEPT)
-        self._waits: deque[tuple[float, bool]] = deque(maxlen=_KEPT)
+        self._looks: deque[Look] = deque(maxlen=_KEPT)
+        self._others: tuple[float, dict[int, float]] | None = None  # since when, their CPU seconds
+        self._pids: frozenset[int] = frozenset()
         self._seen_s = 0.0
-        self._queue: tuple[int, float, float] | None = None
         self._told_s = float("-inf")
         self._stacks_s = self._read_s = float("-inf")
 
@@ -145,8 +168,12 @@ class Slowness:
         times = self.rhythm.add(at_s, now_s, step)
         if now_s - self._read_s >= AROUND_EVERY_S:
             self._read_s = now_s
-            around = read_around(gpus, processes, self._queued(now_s, processes[0]))
-            self._around.append((now_s, around))
+            self._around.append((now_s, self._surroundings.read(now_s, gpus, processes)))
+        self._pids = frozenset(process.pid for process in processes)
+        if self.rhythm.is_slowing and self._others is None:
+            self._others = (now_s, read_cpu_times(self._pids))
+        elif not self.rhythm.is_slowing:
+            self._others = None
         if times is not None:
             self._tell(now_s)
         wants = self.rhythm.is_slowing and now_s - self._stacks_s >= STACKS_EVERY_S
@@ -158,16 +185,15 @@ class Slowness:
         thread = stack.main if stack is not None else None
         if thread is not None and thread.frames:
             waits = any(part in frame.file for frame in thread.frames[:12] for part in _LOADING)
-            self._waits.append((self._seen_s, waits))
+            frame = innermost_user_frame(thread)
+            place = f"{frame.file}:{frame.line} `{frame.source}`" if frame is not None and frame.is_user else ""
+            self._looks.append(Look(self._seen_s, waits, place))
 
     def _tell(self, now_s: float) -> None:
         rhythm = self.rhythm
-        usual = [around for at_s, around in self._around if at_s < rhythm.doubtful_s]
-        slow = [around for at_s, around in self._around if at_s >= rhythm.slow_since_s]
-        waits = [waits for at_s, waits in self._waits if at_s < rhythm.doubtful_s]
-        waits_now = [waits for at_s, waits in self._waits if at_s >= rhythm.slow_since_s]
-        shares = (_mean_of(waits), _mean_of(waits_now))
-        cause, hint = find_cause(usual, slow, shares)
+        usual = self._between(float("-inf"), rhythm.doubtful_s)
+        slow = self._between(rhythm.slow_since_s, float("inf"))
+        cause, hint = find_cause(usual, slow, self._busiest(now_s))
         text = (
             f"slower than before: a step takes {format_duration(rhythm.now_s)}, it was "
             f"{format_duration(rhythm.usual_s)}: {cause}"
@@ -177,82 +203,101 @@ class Slowness:
             self._events.emit("slow", f"{text}\n  {hint}", step_s=rhythm.now_s, usual_step_s=rhythm.usual_s)
         rhythm.accept()
         self._around.clear()
-        self._waits.clear()
+        self._looks.clear()
 
-    def _queued(self, now_s: float, main: ProcessReading) -> float | None:
-        waited_s, before = main.wants_cpu_s - main.cpu_s, self._queue
-        self._queue = (main.pid, now_s, waited_s)
-        if before is None or before[0] != main.pid or now_s <= before[1]:
-            return None
-        return max(0.0, (waited_s - before[2]) / (now_s - before[1]))
+    def _between(self, first_s: float, end_s: float) -> Seen:
+        return Seen(
+            [around for at_s, around in self._around if first_s <= at_s < end_s],
+            [look for look in self._looks if first_s <= look.at_s < end_s],
+        )
 
-
-def read_around(gpus: Sequence[GpuReading], processes: Sequence[ProcessReading], queued: float | None) -> Around:
-    ours = [gpu for gpu in gpus if gpu.is_ours]
-    pids = {process.pid for process in processes}
-    shares = [gpu.clock_share for gpu in ours if gpu.clock_share is not None]
-    return Around(
-        clock_share=min(shares, default=None),
-        slowdown=next((gpu.slowdown for gpu in ours if gpu.slowdown), ""),
-        gpu_others=tuple(user.pid for gpu in ours for user in gpu.processes if user.pid not in pids),
-        swapped_bytes=sum(procfs.read_fields(f"/proc/{pid}/status").get("VmSwap") or 0 for pid in sorted(pids)[:16]),
-        io_pressure=_read_pressure(),
-        queued=queued,
-    )
+    def _busiest(self, now_s: float) -> str:
+        if self._others is None:
+            return ""
+        since_s, before = self._others
+        return busiest(before, read_cpu_times(self._pids), now_s - since_s)
 
 
-def _read_pressure() -> float | None:
-    words = (procfs.read_text("/proc/pressure/io") or "").partition("\n")[0].split()
-    for word in words:
-        if word.startswith("avg10="):
-            return float(word.removeprefix("avg10=")) / 100
-    return None
-
-
-def find_cause(
-    usual: Sequence[Around], slow: Sequence[Around], waits: tuple[float | None, float | None]
-) -> tuple[str, str]:
-    """(cause, hint). `waits`: the share of stacks in which the main thread waited for data, usually and now."""
-    now = slow[-1] if slow else Around()
-    clock, clock_before = _mean(slow, "clock_share"), _mean(usual, "clock_share")
+def find_cause(usual: Seen, slow: Seen, others: str = "") -> tuple[str, str]:
+    """(cause, hint). `others`: who else used the CPUs while it was slow."""
+    now = slow.around[-1] if slow.around else Around()
+    clock, clock_before = slow.mean("clock_share"), usual.mean("clock_share")
     is_lower = clock is not None and clock_before is not None and clock < _CLOCK * clock_before
-    new_reason = now.slowdown and not any(one.slowdown == now.slowdown for one in usual)
+    new_reason = now.slowdown and not any(one.slowdown == now.slowdown for one in usual.around)
     if is_lower or new_reason:
         share = f" (clock at {100 * clock:.0f} % of its highest)" if clock is not None else ""
         return f"the GPU slowed itself down: {now.slowdown or 'lower clock'}{share}", "cooling, or the power limit"
-    before = {pid for one in usual for pid in one.gpu_others}
-    others = [pid for pid in now.gpu_others if pid not in before and read_command(pid)]
-    if others:
-        named = ", ".join(f"pid {pid} ({read_command(pid)[:40]})" for pid in others[:3])
+    before = {pid for one in usual.around for pid in one.gpu_others}
+    on_gpu = [pid for pid in now.gpu_others if pid not in before and read_command(pid)]
+    if on_gpu:
+        named = ", ".join(f"pid {pid} ({read_command(pid)[:40]})" for pid in on_gpu[:3])
         return f"others work on the same GPU since then: {named}", "`jackline doctor` names them"
-    swapped, swapped_before = now.swapped_bytes or 0, usual[-1].swapped_bytes or 0 if usual else 0
+    swapped, swapped_before = now.swapped_bytes or 0, usual.around[-1].swapped_bytes or 0 if usual.around else 0
     if swapped > swapped_before + _SWAPPED_BYTES:
         return f"{format_bytes(swapped - swapped_before)} of it were swapped to disk since then", "free host memory"
-    return _waiting_cause(usual, slow, waits)
+    return _waiting_cause(usual, slow, others)
 
 
-def _waiting_cause(
-    usual: Sequence[Around], slow: Sequence[Around], waits: tuple[float | None, float | None]
-) -> tuple[str, str]:
-    pressure, pressure_before = _mean(slow, "io_pressure") or 0.0, _mean(usual, "io_pressure") or 0.0
-    is_disk = pressure > pressure_before + _PRESSURE
-    disk = f"something waits for a disk {100 * pressure:.0f} % of the time, {100 * pressure_before:.0f} % before"
-    if waits[1] is not None and waits[1] >= max(0.5, (waits[0] or 0.0) + _WAITS_MORE):
-        text = f"it waits for data in {100 * waits[1]:.0f} % of the looks at it"
-        return text + (f"; {disk}" if is_disk else ""), "more loader workers, or a faster place for the data"
-    if is_disk:
-        return f"slower disk: {disk}", "who else uses it, or a local copy of the data"
-    queued, queued_before = _mean(slow, "queued") or 0.0, _mean(usual, "queued") or 0.0
-    if queued > queued_before + _QUEUED:
-        text = f"its main process waits {queued:.1f} s a second for a CPU, {queued_before:.1f} before"
-        return text, "other processes use the CPUs"
+def _waiting_cause(usual: Seen, slow: Seen, others: str) -> tuple[str, str]:
+    """What it waits for: the first of these, and the others beside it, because each may be why another one waits."""
+    found = [*_data_cause(usual, slow), *_cpu_causes(usual, slow, others), *_disk_cause(usual, slow)]
+    if found:
+        return "; ".join(text for text, _ in found), found[0][1]
+    if place := _new_place(usual, slow):
+        return place, "what it does there takes longer than before; nothing around it has changed"
     return "the cause was not found (GPU clock, others on it, swap, data, disk and CPU are as before)", (
         "longer samples or a larger batch make slower steps too; `jackline why` shows where the time goes"
     )
 
 
-def _mean(seen: Sequence[Around], name: str) -> float | None:
-    return _mean_of([value for one in seen if (value := getattr(one, name)) is not None])
+def _data_cause(usual: Seen, slow: Seen) -> Iterator[tuple[str, str]]:
+    waits, before = slow.waits, usual.waits
+    if waits is not None and waits >= max(0.5, (before or 0.0) + _WAITS_MORE):
+        text = f"it waits for data in {100 * waits:.0f} % of the looks at it"
+        yield text, "more loader workers, or a faster place for the data"
+
+
+def _cpu_causes(usual: Seen, slow: Seen, others: str) -> Iterator[tuple[str, str]]:
+    if shares := slow.more_than(usual, "throttled", _HELD):
+        now, before = shares
+        text = f"the CPU limit of its cgroup holds it {now:.1f} s a second, {before:.1f} before"
+        yield text, "fewer threads and workers, or a higher CPU limit of the container or job"
+    if shares := slow.more_than(usual, "stolen", _STOLEN):
+        now, before = shares
+        text = (
+            f"the hypervisor gives {100 * now:.0f} % of the CPU time to other machines, {100 * before:.0f} % before"
+        )
+        yield text, "another machine, or one with CPUs of its own"
+    if shares := slow.more_than(usual, "queued", _QUEUED):
+        now, before = shares
+        text = f"its main process waits {now:.1f} s a second for a CPU, {before:.1f} before"
+        yield text + (f"; most of it is used by {others}" if others else ""), "other processes use the CPUs"
+
+
+def _disk_cause(usual: Seen, slow: Seen) -> Iterator[tuple[str, str]]:
+    """Its own waits are proof; the pressure is that of the whole machine, and may be another program's alone."""
+    own = slow.more_than(usual, "on_disk", _WAITS_MORE)
+    pressure = slow.more_than(usual, "io_pressure", _PRESSURE)
+    if own is None and pressure is None:
+        return
+    words = [f"it waits for a disk in {100 * own[0]:.0f} % of the looks, {100 * own[1]:.0f} % before"] if own else []
+    if pressure:
+        words.append(
+            f"something waits for a disk {100 * pressure[0]:.0f} % of the time, {100 * pressure[1]:.0f} % before"
+        )
+    yield f"slower disk: {', and '.join(words)}", "who else uses it, or a local copy of the data"
+
+
+def _new_place(usual: Seen, slow: Seen) -> str:
+    """The line of the script at which it stands much more often than before; '' without one."""
+    before, now = (Counter(one.place for one in seen.looks if one.place) for seen in (usual, slow))
+    if sum(before.values()) < _LEAST_LOOKS or sum(now.values()) < _LEAST_LOOKS:
+        return ""
+    place, count = now.most_common(1)[0]
+    share, former = count / sum(now.values()), before[place] / sum(before.values())
+    if share < max(0.5, former + _WAITS_MORE):
+        return ""
+    return f"it is at {place} in {100 * share:.0f} % of the looks at it, {100 * former:.0f} % before"
 
 
 # `statistics` is not imported: it would take 0.8 MB for the whole life of a supervisor.
