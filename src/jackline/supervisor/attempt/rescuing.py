@@ -26,6 +26,7 @@ PATIENCE_S = {"every": 60.0, "asked": 60.0, "stop": 5.0, "stuck": 3.0, "memory":
 WRITING_S = 120.0
 MAX_HOLD_S = 10.0  # before the first signal of a stop
 MEMORY_BELOW_S = 10.0
+MEMORY_AGAIN_S = 60.0
 _MOST_PROCESSES = 64
 
 
@@ -95,6 +96,13 @@ class Rescuing:
         self._stall_s = 0.0
         self._is_stuck = self._is_short = False
         self._hold_until_s: float | None = None
+        self._memory_asked_s: float | None = None
+
+    @property
+    def _memory_again_s(self) -> float:
+        """A forecast that flaps about its limit is not asked again at each flap."""
+        asked_s = self._memory_asked_s
+        return float("-inf") if asked_s is None else asked_s + next_interval_s(MEMORY_AGAIN_S, self._stall_s)
 
     def tend(self, now_s: float, *, is_stuck: bool, memory_left_s: float | None) -> None:
         if not self._options.rescue:
@@ -104,8 +112,8 @@ class Rescuing:
         if is_stuck and not was_stuck:
             self._ask("stuck", now_s)
         was_short, self._is_short = self._is_short, memory_left_s is not None and memory_left_s < MEMORY_BELOW_S
-        if self._is_short and not was_short:
-            self._ask("memory", now_s)
+        if self._is_short and not was_short and now_s >= self._memory_again_s and self._ask("memory", now_s):
+            self._memory_asked_s = now_s
         every_s = self._options.rescue_every_s
         if every_s is not None and not self._asked:
             self._last_s = now_s if self._last_s is None else self._last_s
