@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from jackline.machine.cgroups import is_frozen
 from jackline.machine.memory import effective_limit, read_memory, read_oom_counters, read_pss, shm_free_bytes
 from jackline.machine.readings import MemoryLimit, OomCounters
 from tests.deadline import HANGS_S
@@ -70,6 +71,13 @@ def test_version_2_takes_the_smallest_of_all_ancestors(tmp_path: Path) -> None:
     assert limit == MemoryLimit(8 * GIB, "cgroup /sys/fs/cgroup/user.slice/job")
     # Use is measured where the limit is, and cache that the kernel gives back at once is not used.
     assert read_memory([7], root=root).used_bytes == 2 * GIB
+
+
+def test_a_frozen_cgroup_of_version_2_is_known(tmp_path: Path) -> None:
+    events = "sys/fs/cgroup/box/cgroup.events"
+    for at, number in enumerate((1, 0)):
+        root = machine(tmp_path / str(at), "0::/box", V2_MOUNT, {events: f"populated 1\nfrozen {number}"})
+        assert is_frozen(7, root) == (number == 1)
 
 
 def test_version_2_without_a_number_is_bounded_by_the_machine(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -315,3 +316,31 @@ def test_both_processors_have_a_number_for_every_group() -> None:
         "child",
         "sync",
     )
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A cgroup of version 1 whose processes can be frozen."""
+    folder = Path("/sys/fs/cgroup/freezer") / f"jackline-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer of cgroups version 1 that this user may use: {error}")
+    yield folder
+    (folder / "freezer.state").write_text("THAWED")
+    for pid in (folder / "cgroup.procs").read_text().split():
+        (folder.parent / "cgroup.procs").write_text(pid)
+    folder.rmdir()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(SLEEPS, "sleep"), (LOCKED, "lock"), (PIPE, "pipe"), (SPIN, "running")])
+def test_a_process_frozen_by_its_cgroup_is_paused_and_does_not_wait_for_the_disk(
+    start: Start, freezer: Path, code: str, kind: str
+) -> None:
+    child = start(code)
+    wait_of(child.pid, kind)
+    (freezer / "cgroup.procs").write_text(str(child.pid))
+    (freezer / "freezer.state").write_text("FROZEN")
+    wait_until(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n", "the kernel to freeze it")
+    assert read_wait(child.pid) == syscalls.FROZEN
+    assert syscalls.wait_in_state(child.pid, child.pid, "D", is_cheap=True) == syscalls.FROZEN

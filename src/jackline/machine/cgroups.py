@@ -57,6 +57,9 @@ def _parse_mount(line: str) -> Mount | None:
     return Mount(_plain(fields[3]), _plain(fields[4]), rest[0], _plain(rest[1]), rest[2] if len(rest) > 2 else "")
 
 
+_FREEZERS = (("freezer", 1, "freezer.state", "FROZEN"), ("", 2, "cgroup.events", "frozen 1"))
+
+
 def _plain(text: str) -> str:
     """Decode a path; spaces in it are written as \\040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
@@ -92,6 +95,15 @@ def cgroup_folders(controller: str, pid: int | None = None, root: Path = Path("/
             held = [m for m in mounts if m.filesystem == "cgroup" and controller in m.options.split(",")]
             found += [(folder, 1) for folder in _ancestors(held, path, root)]
     return found
+
+
+def is_frozen(pid: int, root: Path = Path("/")) -> bool:
+    """Whether the cgroup of a process is frozen now. In both versions the file says so for its ancestors too."""
+    for controller, version, file, word in _FREEZERS:
+        folder = next((path for path, number in cgroup_folders(controller, pid, root) if number == version), None)
+        if folder is not None and word in (read_text(f"{folder}/{file}") or ""):
+            return True
+    return False
 
 
 def _ancestors(mounts: list[Mount], path: str, root: Path) -> list[str]:

@@ -18,6 +18,7 @@ import types
 from dataclasses import replace
 from typing import cast
 
+from jackline.machine.cgroups import is_frozen
 from jackline.machine.net import describe_socket
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
 from jackline.machine.readings import UNTIL_A_SIGNAL, Wait, WaitKind
@@ -147,7 +148,7 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
     words = call.split()
     number = int(words[0])
     if number < 0:
-        if _is_frozen(pid, tid):
+        if _is_frozen(pid, tid, state):
             return FROZEN
         return Wait("disk", "page fault") if state == "D" else _from_wchan(pid, tid, state)
     group = _syscalls().get(number)
@@ -159,15 +160,22 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
     if wait.kind == "file" and group in ("read", "write", "open"):
         wait = _named_pipe(pid, tid, wait)
     # In an uninterruptible sleep the kernel does I/O, except for a parent that waits for its vfork child.
-    if state == "D" and wait.kind != "child":
-        return FROZEN if _is_frozen(pid, tid) else Wait("disk", wait.target, wait.fd)
-    return FROZEN if wait.kind == "unknown" and _is_frozen(pid, tid) else wait
+    if (state == "D" or wait.kind == "unknown") and _is_frozen(pid, tid, state):
+        return FROZEN
+    return Wait("disk", wait.target, wait.fd) if state == "D" and wait.kind != "child" else wait
 
 
-def _is_frozen(pid: int, tid: int) -> bool:
+def _is_frozen(pid: int, tid: int, state: str) -> bool:
     """Whether its cgroup is frozen (the freezer of version 1, cgroup.freeze of version 2, docker pause)."""
     wchan = read_text(f"/proc/{pid}/task/{tid}/wchan") or ""
-    return "refrigerator" in wchan or "freezer" in wchan or "do_freezer_trap" in wchan
+    if "refrigerator" in wchan or "freezer" in wchan:
+        return True
+    # Linux 6.1 and newer freeze a task where it sleeps, and call that D as well. Otherwise no task is in D in a call
+    # that a signal can interrupt.
+    return state == "D" and classify_wchan(wchan) in _INTERRUPTIBLE and is_frozen(pid)
+
+
+_INTERRUPTIBLE = ("lock", "sleep", "pipe", "local_socket", "keyboard", "network", "file_lock", "child", "poll")
 
 
 # Calls whose time limit is a number of milliseconds: (argument, bits). All others take a pointer, 0 for no limit.
@@ -359,6 +367,8 @@ def _named_pipe(pid: int, tid: int, wait: Wait) -> Wait:
 def _from_wchan(pid: int, tid: int, state: str) -> Wait:
     name = read_text(f"/proc/{pid}/task/{tid}/wchan") or ""
     kind = classify_wchan(name)
+    if state == "D" and _is_frozen(pid, tid, state):
+        return FROZEN
     if kind == "unknown" and state == "D":
         return Wait("disk")
     return Wait(kind, "" if kind != "unknown" or name in ("", "0") else name)
