@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -316,6 +317,40 @@ def test_both_processors_have_a_number_for_every_group() -> None:
         "child",
         "sync",
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        ("time.sleep(600)", "sleep"),
+        ("threading.Event().wait(600)", "lock"),
+        ("threading.Timer(600, print).run()", "lock"),
+    ],
+)
+def test_the_end_of_a_sleep_and_of_a_timed_wait_is_read(start: Start, call: str, kind: str) -> None:
+    before_s = time.monotonic()
+    child = start("import threading, time\n" + READY + call)
+    found = wait_of(child.pid, kind)
+    assert found.until_s is not None
+    assert before_s + 600 <= found.until_s <= time.monotonic() + 600
+
+
+@pytest.mark.parametrize(
+    "call", ["select.select([r], [], [], 600)", "p = select.poll(); p.register(r); p.poll(600_000)"]
+)
+def test_of_a_poll_with_a_limit_the_duration_is_read(start: Start, call: str) -> None:
+    child = start("import os, select; r, w = os.pipe()\n" + READY + call)
+    assert wait_of(child.pid, "pipe").lasts_s == 600
+
+
+def test_of_a_sleep_in_a_command_the_duration_is_read() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert wait_of(child.pid, "sleep").lasts_s == 600
+        child.kill()
+
+
+def test_a_wait_without_a_limit_has_no_end(start: Start) -> None:
+    assert wait_of(start(LOCKED).pid, "lock").until_s is None
 
 
 @pytest.fixture

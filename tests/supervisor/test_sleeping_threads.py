@@ -46,6 +46,67 @@ def watch(leader: Proc, seconds: int, ran_ns: Callable[[int, int], int]) -> list
     return verdicts
 
 
+def lives(program: Proc, *, seconds: int, spans_s: float, has_timer: bool = False) -> list[Verdict]:
+    """A main thread whose calls end by themselves after `spans_s`, again and again, and do nothing but begin anew.
+    With `has_timer`, it waits without a limit beside a thread that does so, each time another one."""
+    judge, world, verdicts = Judge(), World([program]), []
+    for second in range(seconds):
+        num_calls = int(second // spans_s)
+        ends_s = 1000.0 + (num_calls + 1) * spans_s
+        if has_timer:
+            timer = ThreadStack(20 + num_calls, "Timer", EVENT, wait="lock", until_s=ends_s)
+            program.threads = (timer,)
+            threads = ((7, 0), (timer.thread_id, 50_000))
+        else:
+            program.wait = replace(program.wait, until_s=ends_s)
+            threads = ((7, 50_000 * num_calls),)
+        sample = world.sample(second)
+        one = replace(sample.tree.processes[0], threads=threads, thread_runs=tuple(1 for _ in threads))
+        verdicts.append(judge.add(replace(sample, tree=replace(sample.tree, processes=(one,)))))
+        world.live()
+    return verdicts
+
+
+def test_a_main_thread_that_waits_45_s_at_a_time_may_do_so_ten_times() -> None:
+    for wait in (Wait("sleep"), Wait("lock"), Wait("network", "listening on 0.0.0.0:80")):
+        verdicts = lives(Proc(7, wait=wait, inside=EVENT), seconds=600, spans_s=45)
+        assert first(verdicts, "STUCK") == -1
+        assert first(verdicts, "SUSPECT") in (-1, *range(445, 600))
+
+
+def test_a_sleep_for_an_hour_is_not_planned() -> None:
+    assert first(lives(Proc(7, wait=Wait("lock"), inside=EVENT), seconds=70, spans_s=4000), "STUCK") == 60
+
+
+def test_timers_that_start_one_another_are_no_alarm_for_ten_minutes() -> None:
+    leader = Proc(7, wait=LOCK, inside=EVENT)
+    verdicts = lives(leader, seconds=700, spans_s=40, has_timer=True)
+    assert first(verdicts, "STUCK") == -1
+    assert first(verdicts, "SUSPECT") >= 600
+
+
+def test_a_child_that_sleeps_is_awaited_until_it_has_slept() -> None:
+    asleep = Proc(8, 7, "sleep", wait=Wait("sleep", lasts_s=250.0), is_python=False)
+    for kind in ("child", "pipe", "file_lock"):
+        world = World([Proc(7, wait=Wait(kind, is_endless=True)), asleep])  # type: ignore[arg-type]
+        judge, verdicts = Judge(), []
+        for second in range(300):
+            sample = world.sample(second)
+            processes = tuple(
+                replace(one, threads=((one.pid, 0),), thread_runs=(1,)) for one in sample.tree.processes
+            )
+            verdicts.append(judge.add(replace(sample, tree=replace(sample.tree, processes=processes))))
+            world.live()
+        assert alarms(verdicts[:255]) == []
+        assert first(verdicts, "STUCK") == 260
+
+
+def test_a_server_without_clients_is_not_stuck() -> None:
+    leader = Proc(7, wait=Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5))
+    verdicts = watch(leader, 900, never)
+    assert first(verdicts, "STUCK") == -1
+
+
 def never(_tid: int, _second: int) -> int:
     return 0
 

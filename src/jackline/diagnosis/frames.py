@@ -41,6 +41,7 @@ class ThreadStack:
     awaiting: Frame | None = None  # of an event loop: the line at which its task awaits, which no frame shows
     is_endless: bool = False  # its wait has no time limit
     awaits: str = ""  # what it waits for inside Python, read from inside: "the end of thread 'loader'"
+    until_s: float | None = None  # when its wait ends by itself, on the clock of `time.monotonic`
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,21 @@ def list_numbers(folder: str) -> list[int]:
         return []
 
 
+def read_memory(pid: int, address: int, count: int) -> bytes | None:
+    """Bytes of another process's memory; None without the permission, or for a page that is not mapped."""
+    try:
+        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = os.pread(fd, count, address)
+    except (OSError, OverflowError):
+        return None
+    finally:
+        os.close(fd)
+    return data if len(data) == count else None
+
+
 # Texts, compiled when they are used: `status` loads this module and never looks at packages.
 _FOLDER = rb"(/[^\0\n]*?/(?:site|dist)-packages)/"
 _INSTALLED = r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*?)-(?P<version>\d[^-]*)(?:-py[\d.]+)?\.(?:dist|egg)-info"

@@ -44,6 +44,9 @@ class Wait:
     is_endless: bool = False  # the call has no time limit: the thread runs again only if what it waits for comes
     is_writing: bool = False  # it waits for room, not for data
     address: int | None = None  # of the futex, equal for threads that wait for the same lock
+    # When a sleep or a wait with a time limit ends by itself, on the clock of `time.monotonic`; None if not known.
+    until_s: float | None = field(default=None, compare=False)
+    lasts_s: float | None = field(default=None, compare=False)  # how long the sleep takes, where its end is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from typing import cast
 
 from jackline.machine.cgroups import is_frozen
 from jackline.machine.net import describe_socket
-from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_text
-from jackline.machine.readings import UNTIL_A_SIGNAL, Wait, WaitKind
+from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_memory, read_text
+from jackline.machine.readings import Wait, WaitKind
+from jackline.machine.time_limits import as_descriptor, with_limit
 
 # The arguments of each group:
 #   read/write: arg 0 is a descriptor          poll: arg 0 array, arg 1 count      select: arg 0 count, 1-3 sets
@@ -156,7 +157,7 @@ def wait_in_state(pid: int, tid: int, state: str, *, is_cheap: bool = False) -> 
     if group is None:
         wait = _from_wchan(pid, tid, state)
     else:
-        wait = _with_limit(_from_call(pid, number, group, arguments), number, group, arguments)
+        wait = with_limit(pid, _from_call(pid, number, group, arguments), number, group, arguments)
     if wait.kind == "file" and group in ("read", "write", "open"):
         wait = _named_pipe(pid, tid, wait)
     # In an uninterruptible sleep the kernel does I/O, except for a parent that waits for its vfork child.
@@ -178,37 +179,9 @@ def _is_frozen(pid: int, tid: int, state: str) -> bool:
 _INTERRUPTIBLE = ("lock", "sleep", "pipe", "local_socket", "keyboard", "network", "file_lock", "child", "poll")
 
 
-# Calls whose time limit is a number of milliseconds: (argument, bits). All others take a pointer, 0 for no limit.
-_MILLISECONDS = {"x86_64": {7: 2, 232: 3, 281: 3}, "aarch64": {22: 3}}
-_LIMIT_AT = {"poll": 2, "epoll": 3, "select": 4, "lock": 3}
-# pause, sigsuspend and sigtimedwait, with the argument that points to a time limit.
-_SIGNAL_WAITS: dict[str, dict[int, int | None]] = {
-    "x86_64": {34: None, 130: None, 128: 2},
-    "aarch64": {133: None, 137: 2},
-}
-_FUTEX = {"x86_64": 202, "aarch64": 98}
-
-
-def _with_limit(wait: Wait, number: int, group: str, arguments: list[int]) -> Wait:
-    """Add whether the call ends only when what it waits for comes, and of a futex which one it is."""
-    machine = os.uname().machine
-    if number in _SIGNAL_WAITS.get(machine, {}):
-        limit_at = _SIGNAL_WAITS[machine][number]
-        is_endless = limit_at is None or arguments[limit_at] == 0
-        return replace(wait, target=UNTIL_A_SIGNAL, is_endless=True) if is_endless else wait
-    if group in ("read", "write", "child", "flock", "fcntl"):
-        return replace(wait, is_endless=True, is_writing=group == "write")
-    if group not in _LIMIT_AT or (group == "lock" and number != _FUTEX.get(machine)):
-        return wait
-    limit = arguments[_LIMIT_AT[group]]
-    is_number = number in _MILLISECONDS.get(machine, {})
-    is_endless = _as_descriptor(limit) < 0 if is_number else limit == 0
-    return replace(wait, is_endless=is_endless, address=arguments[0] if group == "lock" else None)
-
-
 def _child_awaited(number: int, arguments: list[int]) -> Wait:
     """wait4(pid, ...) and waitid(P_PID, pid, ...); any child otherwise."""
-    first, second = _as_descriptor(arguments[0]), _as_descriptor(arguments[1])
+    first, second = as_descriptor(arguments[0]), as_descriptor(arguments[1])
     by_call = {61: first, 260: first, 247: second if first == 1 else 0, 95: second if first == 1 else 0}
     pid = by_call.get(number, 0)  # 0 for clone and vfork, where the child is not known yet
     return Wait("child", f"process {pid}") if pid > 0 else Wait("child")
@@ -217,7 +190,7 @@ def _child_awaited(number: int, arguments: list[int]) -> Wait:
 def _from_call(pid: int, number: int, group: str, arguments: list[int]) -> Wait:
     if group in _WORDS:
         return _WORDS[group]
-    first = _as_descriptor(arguments[0])
+    first = as_descriptor(arguments[0])
     if group == "child":
         return _child_awaited(number, arguments)
     if group in ("read", "write"):
@@ -235,12 +208,6 @@ def _from_call(pid: int, number: int, group: str, arguments: list[int]) -> Wait:
     if group == "open":
         return Wait("file", "opening a file")
     return Wait("file", read_link(f"/proc/{pid}/fd/{first}") or "", first)
-
-
-def _as_descriptor(argument: int) -> int:
-    """Descriptors are 32-bit; the upper half of the register may contain anything."""
-    number = argument & 0xFFFFFFFF
-    return number - 2**32 if number >= 2**31 else number
 
 
 def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
@@ -317,7 +284,7 @@ def _merge(pid: int, fds: list[int] | None, *, is_endless: bool = False) -> Wait
 def _polled(pid: int, address: int, count: int) -> list[int] | None:
     if count == 0:
         return []
-    data = _peek(pid, address, min(count & 0xFFFFFFFF, _MOST_POLLED) * 8)
+    data = read_memory(pid, address, min(count & 0xFFFFFFFF, _MOST_POLLED) * 8)
     return None if data is None else [fd for fd, _, _ in struct.iter_unpack("=ihh", data) if fd >= 0]
 
 
@@ -327,7 +294,7 @@ def _selected(pid: int, count: int, sets: list[int]) -> list[int] | None:
     for address in sets:
         if address == 0 or count == 0:
             continue
-        data = _peek(pid, address, (count + 63) // 64 * 8)
+        data = read_memory(pid, address, (count + 63) // 64 * 8)
         if data is None:
             return None
         bits = int.from_bytes(data, "little")
@@ -340,21 +307,6 @@ def _watched(pid: int, epoll_fd: int) -> list[int] | None:
     if data is None:
         return None
     return [int(line.split()[1]) for line in data.split(b"\n") if line.startswith(b"tfd:")]
-
-
-def _peek(pid: int, address: int, count: int) -> bytes | None:
-    """Bytes of another process's memory; None without the permission, or for a page that is not mapped."""
-    try:
-        fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = os.pread(fd, count, address)
-    except (OSError, OverflowError):
-        return None
-    finally:
-        os.close(fd)
-    return data if len(data) == count else None
 
 
 def _named_pipe(pid: int, tid: int, wait: Wait) -> Wait:

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jackline.machine.forecast import Point, growth_bytes_per_s, seconds_to_limit
-from jackline.machine.memory import effective_limit, read_memory
-from jackline.machine.neighbours import fills_it_itself, neighbour_text
+from jackline.machine.memory import effective_limit, fills_it_itself, neighbour_text, read_memory
 from jackline.machine.proc import list_tree
 from jackline.machine.readings import MemoryReading
 from jackline.units import format_bytes, format_duration, format_limit

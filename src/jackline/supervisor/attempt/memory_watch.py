@@ -12,8 +12,7 @@ from collections.abc import Collection, Sequence
 from jackline.diagnosis.doing import imported_package
 from jackline.diagnosis.frames import Frame, ProcessStack, innermost_user_frame
 from jackline.machine.forecast import growth_bytes_per_s, has_grown_steadily, seconds_to_limit
-from jackline.machine.memory import effective_limit, read_memory
-from jackline.machine.neighbours import fills_it_itself, neighbour_text
+from jackline.machine.memory import effective_limit, fills_it_itself, neighbour_text, read_memory
 from jackline.machine.procfs import read_bytes
 from jackline.machine.readings import MemoryLimit, MemoryReading, ProcessReading
 from jackline.units import format_bytes, format_duration, format_limit

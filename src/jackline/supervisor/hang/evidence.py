@@ -19,13 +19,13 @@ from jackline.units import format_bytes, format_duration
 def evidence_of(scene: Scene, verdict: Verdict) -> dict[str, Any]:
     state, leader = scene.state, scene.leader
     wait = effective_wait(leader.stack, leader.reading.wait)
-    suspect_s = suspect_limit_s(scene)
+    suspect_s, stuck_s = suspect_limit_s(scene), stuck_limit_s(scene)
     return {
         "rule": verdict.rule,
         "nothing_moved_for_s": round(scene.now_s - state.progress_at_s, 1),
         "main_did_not_move_for_s": round(scene.now_s - state.moved_at_s, 1),
         "no_output_for_s": round(scene.now_s - state.output_at_s, 1),
-        "stuck_limit_s": round(stuck_limit_s(scene), 1),
+        "stuck_limit_s": None if math.isinf(stuck_s) else round(stuck_s, 1),
         "suspect_limit_s": None if math.isinf(suspect_s) else round(suspect_s, 1),
         "cpu_cores": round(state.rates.cpu_s, 3),
         "disk_bytes_per_s": round(state.rates.disk_bytes),
@@ -54,7 +54,8 @@ def evidence_lines(evidence: Mapping[str, Any]) -> Iterator[str]:
         return format_duration(number(name))
 
     yield f"rule: {evidence.get('rule') or '?'}"
-    yield f"nothing at all moved for {seconds('nothing_moved_for_s')} (STUCK at {seconds('stuck_limit_s')})"
+    limit = "never, it waits for clients" if evidence.get("stuck_limit_s") is None else seconds("stuck_limit_s")
+    yield f"nothing at all moved for {seconds('nothing_moved_for_s')} (STUCK at {limit})"
     limit = "never, others work for it" if evidence.get("suspect_limit_s") is None else seconds("suspect_limit_s")
     yield f"the main thread did not move for {seconds('main_did_not_move_for_s')} (SUSPECT at {limit})"
     yield f"no output for {seconds('no_output_for_s')}"

@@ -27,6 +27,7 @@ from jackline.supervisor.hang.views import (
     with_stacks,
 )
 from jackline.supervisor.stacks.flight import Flight
+from jackline.supervisor.stacks.take import is_housekeeping
 
 GPU_MEMORY_PERCENT = 1
 GPU_POWER_FACTOR = 1.2  # relative to the lowest power seen
@@ -233,6 +234,8 @@ def _other_signs(
     signs += ["output"] if has_output else []
     moved = [pid for pid, view in views.items() if view.others_moved_at_s >= sample.at_s]
     signs += [f"threads of process {pid} are at other lines" for pid in moved]
+    changed = [pid for pid, view in views.items() if view.threads_at_s >= sample.at_s]
+    signs += [f"a thread of process {pid} started or ended" for pid in changed]
     woken = [view for view in views.values() if view.woken_at_s >= sample.at_s and view.reading.wait.kind == "lock"]
     if woken and any(view is leader_of(views) for view in woken):
         signs.append("threads of the main process hand something on")
@@ -242,7 +245,10 @@ def _other_signs(
 
 
 def _worked_at_s(view: ProcessView) -> float:
-    return max(view.moved_at_s, view.little_at_s, *view.worked_at_s.values())
+    threads = view.stack.threads if view.stack else ()
+    aside = {thread.thread_id for thread in threads if is_housekeeping(thread)}
+    worked = [at_s for thread_id, at_s in view.worked_at_s.items() if thread_id not in aside]
+    return max(view.moved_at_s, view.little_at_s, *worked)
 
 
 def _still_dead(before: Movement, views: Mapping[int, ProcessView]) -> Deadlock | None:

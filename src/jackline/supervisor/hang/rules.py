@@ -17,6 +17,7 @@ from jackline.supervisor.hang.scene import (
     Kind,
     Scene,
     Verdict,
+    awaited_sleep,
     awaits_ranks,
     is_asleep,
     is_fed_by_network,
@@ -27,8 +28,10 @@ from jackline.supervisor.hang.scene import (
     is_main_advancing,
     is_main_asleep,
     is_on_disk,
+    is_serving,
     is_worked_for,
     live,
+    main_sleep,
     positions,
     process_at_fault,
     sleep_patience,
@@ -46,6 +49,8 @@ _STRONG_CPU_CORES, _STRONG_TCP, _STRONG_DISK = 0.1, 64_000.0, 256_000.0
 # Above these that is possible, but a logger that sends metrics can cause as much.
 _FAIR_TCP, _FAIR_DISK = 2_000.0, 16_000.0
 _FAIR_PATIENCE = 5.0
+# A program that sleeps for 45 s at a time may do so ten times in vain.
+_SLEEPS, _MOST_SLEEPS_S, _WAKES_WITHIN_S = 10, 1800.0, 10.0
 _CLIENT_PATIENCE = 4.0  # of a server: its clients come when they like
 # During fsync no counter of the process changes, while the kernel writes for minutes.
 _DISK_PATIENCE = 5.0
@@ -131,9 +136,29 @@ def deadlocked(scene: Scene) -> Verdict | None:
 def stuck_limit_s(scene: Scene) -> float:
     """How long nothing at all may move."""
     limit_s = scene.limits.stuck_after_s * (_CLIENT_PATIENCE if is_listening(scene) else 1.0)
+    if is_serving(scene):
+        return math.inf
     if is_asleep(scene):
         limit_s = max(limit_s, 2 * scene.limits.suspect_after_s * sleep_patience(scene))
+    limit_s = max(limit_s, 2 * _own_sleeps_s(scene, scene.state.progress_at_s))
+    limit_s = max(limit_s, _others_sleep_s(scene, scene.state.progress_at_s))
     return limit_s * _DISK_PATIENCE if is_on_disk(scene) else limit_s
+
+
+def _own_sleeps_s(scene: Scene, since_s: float) -> float:
+    """How long a main thread may sleep, or wait with a time limit, again and again without doing anything else."""
+    found = main_sleep(scene)
+    if found is None or awaits_ranks(scene.leader):
+        return 0.0
+    return max(min(_SLEEPS * found.span_s, _MOST_SLEEPS_S), found.ends_at_s + _WAKES_WITHIN_S - since_s)
+
+
+def _others_sleep_s(scene: Scene, since_s: float) -> float:
+    """Until those for whom the main thread may wait have slept."""
+    found = awaited_sleep(scene)
+    if found is None or awaits_ranks(scene.leader):
+        return 0.0
+    return found.ends_at_s + _WAKES_WITHIN_S - since_s
 
 
 def stuck(scene: Scene) -> Verdict | None:
@@ -187,8 +212,11 @@ def suspect_limit_s(scene: Scene) -> float:
         limit_s *= _DISK_PATIENCE / 2
     if is_listening(scene):
         limit_s *= _CLIENT_PATIENCE
+    since_s = scene.state.moved_at_s
+    limit_s = max(limit_s, _own_sleeps_s(scene, since_s), _others_sleep_s(scene, since_s))
+    has_threads = scene.now_s - scene.leader.threads_at_s <= scene.limits.stuck_after_s  # timers are threads
     is_fair = did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK or is_joining_threads(scene)
-    return limit_s * _FAIR_PATIENCE if is_fair else limit_s
+    return limit_s * _FAIR_PATIENCE if is_fair or has_threads else limit_s
 
 
 def suspect(scene: Scene) -> Verdict | None:
@@ -240,9 +268,11 @@ def waiting(scene: Scene) -> Verdict | None:
     text = f"{words}{f' at {place}' if place else ''}; {what} for {format_duration(scene.now_s - since_s)}"
     is_suspect_next = is_main_only or suspect_in_s < stuck_in_s
     next_kind, next_in_s = ("SUSPECT", suspect_in_s) if is_suspect_next else ("STUCK", stuck_in_s)
+    frame, pid = frame_of(scene.leader), scene.leader.reading.pid
+    if math.isinf(next_in_s):
+        return Verdict("WAITING", label, since_s, text, frame, pid)
     next_in_s = max(1.0, next_in_s)
     text += f"; if nothing changes, {next_kind} in {format_duration(next_in_s)}"
-    frame, pid = frame_of(scene.leader), scene.leader.reading.pid
     return Verdict("WAITING", label, since_s, text, frame, pid, next_kind, next_in_s)
 
 

@@ -27,6 +27,7 @@ _RECENT_S = 5.0
 _LEAST_WAKE_S = 1e-5  # CPU time; less means that it did not wake up
 _SAMPLING_S = 2.0  # what happens between two samples has no order
 _MOST_TASKS = 4
+_SHORT_SLEEP_S, _NOBODY_SLEEPS_S = 20.0, 3600.0
 _POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
 _SIGNAL_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
 _JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tstate_lock")
@@ -152,6 +153,55 @@ def sleep_patience(scene: Scene) -> float:
     return 2.0 if is_loop else 1.0
 
 
+@immutable
+class Sleep:
+    """A sleep, or a wait with a time limit, that ends by itself: how long it takes, and when it ends."""
+
+    span_s: float
+    ends_at_s: float
+
+
+def main_sleep(scene: Scene) -> Sleep | None:
+    return _sleep_of(scene.leader)
+
+
+def awaited_sleep(scene: Scene) -> Sleep | None:
+    """The longest of the sleeps that began before anything last moved, of threads and processes that the main thread
+    may wait for. One that has ended since then without any effect is a heartbeat, and says nothing."""
+    leader, found = scene.leader, []
+    if leader.reading.wait.kind in ("child", "file_lock", "pipe", "local_socket"):
+        sleepers = [view for view in live((*scene.workers, *scene.others)) if not _has_napped(scene, view)]
+        found = [_sleep_of(view) for view in sleepers]
+    elif leader.reading.wait.kind == "lock" and leader.stack is not None:
+        threads = [one for one in leader.stack.threads if not one.is_main and not is_housekeeping(one)]
+        threads = [one for one in threads if one.until_s is not None and not _has_run_since_progress(scene, one)]
+        began = [leader.ran_at_s.get(one.thread_id, scene.now_s) for one in threads]
+        found = [
+            _sleep(one.until_s - began_s, one.until_s)
+            for one, began_s in zip(threads, began, strict=True)
+            if one.until_s is not None and one.until_s > scene.now_s
+        ]
+    return max((one for one in found if one is not None), key=lambda one: one.ends_at_s, default=None)
+
+
+def _has_napped(scene: Scene, view: ProcessView) -> bool:
+    return view.ran_at_s.get(view.reading.pid, math.inf) > scene.state.progress_at_s + _SAMPLING_S
+
+
+def _sleep_of(view: ProcessView) -> Sleep | None:
+    wait, began_s = view.reading.wait, view.ran_at_s.get(view.reading.pid)
+    if began_s is None:
+        return None
+    if wait.until_s is not None:
+        return _sleep(wait.until_s - began_s, wait.until_s)
+    return _sleep(wait.lasts_s, began_s + wait.lasts_s) if wait.lasts_s is not None else None
+
+
+def _sleep(span_s: float, ends_at_s: float) -> Sleep | None:
+    """None for one so short that it is a look at a flag, or so long that nobody plans it."""
+    return Sleep(span_s, ends_at_s) if _SHORT_SLEEP_S < span_s < _NOBODY_SLEEPS_S else None
+
+
 def is_on_disk(scene: Scene) -> bool:
     views = (scene.leader, *scene.workers, *scene.others)
     threads = scene.leader.stack.threads if scene.leader.stack else ()
@@ -219,6 +269,13 @@ def is_fed_by_network(scene: Scene) -> bool:
 def is_listening(scene: Scene) -> bool:
     """Whether the main thread waits for somebody to connect; between two such waits its timers may run."""
     return scene.now_s - scene.leader.listened_at_s <= _RECENT_S
+
+
+def is_serving(scene: Scene) -> bool:
+    """A loop that waits for clients and wakes up in between, as `serve_forever` does. Without clients it is as good
+    as one with them."""
+    wait = scene.leader.reading.wait
+    return is_listening(scene) and not wait.is_endless and wait.kind == "network"
 
 
 def is_idle_server(scene: Scene) -> bool:

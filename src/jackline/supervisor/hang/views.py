@@ -63,6 +63,7 @@ class ProcessView:
     woke_s: float = 0.0  # CPU time of the main thread since it last moved; 0 means it did not even wake up
     is_signalled: bool = False
     ran_at_s: Mapping[int, float] = field(default_factory=dict)  # thread -> when it was last seen to have run
+    threads_at_s: float = -math.inf  # when one of its threads last started or ended
 
 
 def new_view(process: ProcessReading, at_s: float) -> ProcessView:
@@ -133,6 +134,7 @@ def _step(
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
         worked_at_s=old.worked_at_s if is_disturbed else _worked(old, process, at_s),
         ran_at_s=_ran(old, process, at_s, is_disturbed=is_disturbed),
+        threads_at_s=at_s if _are_others(old.reading, process) else old.threads_at_s,
     )
 
 
@@ -143,6 +145,13 @@ def _ran(old: ProcessView, process: ProcessReading, at_s: float, *, is_disturbed
         has_run = tid not in former or (on_cpu_ns != former[tid] and not is_disturbed)
         ran[tid] = at_s if has_run else old.ran_at_s.get(tid, at_s)
     return ran
+
+
+def _are_others(before: ProcessReading, after: ProcessReading) -> bool:
+    """Whether a thread has started or ended."""
+    if before.num_threads != after.num_threads or len(before.threads) != len(after.threads):
+        return before.num_threads != after.num_threads
+    return {tid for tid, _ in before.threads} != {tid for tid, _ in after.threads}
 
 
 def _is_working(old: ProcessView, spent_s: float | None, span_s: float) -> bool:

@@ -240,7 +240,7 @@ def _with_wait(pid: int, thread: ThreadStack) -> ThreadStack:
         return thread
     name = thread.name or (read_text(f"/proc/{pid}/task/{thread.thread_id}/comm") or "").strip()
     wait = read_wait(pid, thread.thread_id)
-    return replace(thread, name=name, wait=wait_words(wait), is_endless=wait.is_endless)
+    return replace(thread, name=name, wait=wait_words(wait), is_endless=wait.is_endless, until_s=wait.until_s)
 
 
 def wait_words(wait: Wait) -> str:
