@@ -130,7 +130,7 @@ def test_a_file_size_limit_is_read_from_the_shells_exit_code(tmp_path: Path) -> 
 
 def test_a_full_disk_is_not_measured_where_the_code_lies() -> None:
     roomy = DiskSpace("/w/train.py", 60 * GIB, 200 * GIB)
-    found = best(raised("sqlite3.OperationalError: database or disk is full", disks=(roomy,)))
+    found = best(raised("OSError: [Errno 28] No space left on device", disks=(roomy,)))
     assert "no disk that Jackline knows of is full now: the unfinished file may have been removed" in found.detail
     assert "df -i" in found.hint
 
@@ -320,3 +320,87 @@ def test_a_broken_heap_is_named_in_the_words_of_the_c_library() -> None:
     assert best(said("step 4\ndouble free or corruption (!prev)", signal=6)).title.endswith(
         "aborted in native code (SIGABRT): double free or corruption (!prev)"
     )
+
+
+def test_sqlite_is_not_taken_at_its_word_where_the_disk_has_room() -> None:
+    error = "sqlite3.OperationalError: database or disk is full"
+    roomy = best(raised(error, disks=(DiskSpace("/w/m.db-journal", 60 * GIB, 250 * GIB),)))
+    assert (roomy.cause, roomy.confidence) == ("disk_full", "not sure")
+    assert "PRAGMA max_page_count" in roomy.hint
+    full = best(raised(error, disks=(DiskSpace("/w/m.db-journal", 0, GIB),)))
+    assert (full.cause, full.confidence, full.title) == ("disk_full", "certain", "the disk is full at train.py:41")
+
+
+def test_a_limit_of_the_kernel_with_the_number_of_a_full_disk_is_none() -> None:
+    found = best(raised("OSError: [Errno 28] inotify watch limit reached"))
+    assert (found.cause, found.confidence) == ("own_exception", "certain")
+    assert "fs.inotify.max_user_watches" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "thrown"),
+    [
+        (
+            "terminate called after throwing an instance of 'std::out_of_range'\n  what():  vector::at (7 >= 3)",
+            "std::out_of_range: vector::at (7 >= 3)",
+        ),
+        ("terminate called after throwing an instance of 'int'", "int"),
+        (
+            "libc++abi: terminating due to uncaught exception of type std::runtime_error: no model",
+            "std::runtime_error: no model",
+        ),
+    ],
+)
+def test_a_c_plus_plus_exception_is_named(text: str, thrown: str) -> None:
+    found = best(said(f"loading\n{text}", exit_code=None, signal=6))
+    assert (found.cause, found.confidence) == ("abort", "certain")
+    assert found.title.endswith(f": nothing caught the C++ exception {thrown}")
+
+
+def test_the_error_that_names_the_signal_of_a_worker_is_the_one_that_is_told() -> None:
+    """Recorded from torch 2.13: the pipe breaks first, the signal handler says why."""
+    text = """
+        Traceback (most recent call last):
+          File "/usr/lib/python3.11/multiprocessing/connection.py", line 395, in _recv
+            chunk = read(handle, remaining)
+        ConnectionResetError: [Errno 104] Connection reset by peer
+
+        During handling of the above exception, another exception occurred:
+
+        Traceback (most recent call last):
+          File "/w/train.py", line 9, in <module>
+            for b in loader: pass
+        RuntimeError: DataLoader worker (pid 15702) is killed by signal: Killed.
+        """
+    assert "DataLoader worker 15702" in best(said(text)).title
+
+
+def test_what_a_failed_command_printed_is_quoted() -> None:
+    text = """
+        tar (child): imagenet.tar.gz: Cannot open: No such file or directory
+        Traceback (most recent call last):
+          File "/w/train.py", line 2, in <module>
+            subprocess.run(['tar', 'xzf', 'imagenet.tar.gz'], check=True)
+        subprocess.CalledProcessError: Command '['tar', 'xzf', 'imagenet.tar.gz']' returned non-zero exit status 2.
+        """
+    words = "the command printed: tar (child): imagenet.tar.gz: Cannot open: No such file or directory"
+    assert words in best(said(text)).detail
+    assert best(said(text)).confidence == "certain"
+
+
+def test_a_body_that_was_cut_off_is_the_networks() -> None:
+    found = best(raised("aiohttp.client_exceptions.ClientPayloadError: Response payload is not completed"))
+    assert (found.cause, found.confidence, found.is_retryable) == ("network", "likely", True)
+
+
+def test_the_line_of_the_script_is_told_where_python_made_the_inner_one() -> None:
+    text = """
+        Traceback (most recent call last):
+          File "/w/train.py", line 2, in <module>
+            args = TrainingArguments('out', load_best_model_at_end=True)
+          File "<string>", line 117, in __init__
+          File "/v/lib/python3.11/site-packages/transformers/training_args.py", line 9, in __post_init__
+            raise ValueError("x")
+        ValueError: x
+        """
+    assert best(said(text)).title == "ValueError: x (train.py:2)"

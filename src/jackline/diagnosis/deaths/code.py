@@ -40,8 +40,9 @@ _HINTS = (
     ),
     (r"\[Errno 13\]|Permission denied", "look at who owns the path: ls -ld PATH"),
     (
-        r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+",
-        "a full disk, a used-up quota (`quota`) or a folder that was removed does this: look at where it saves",
+        r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+|\d+ requested and \d+ written",
+        "a full disk, a used-up quota (`quota`), a limit on file sizes (`ulimit -f`) or a folder that was removed "
+        "does this: look at where it saves",
     ),
     (
         r"\[Errno 27\]|File too large",
@@ -149,12 +150,17 @@ _HINTS = (
         "the settings file has an error at the line that the message names (`jackline logs`)",
     ),
     (
-        r"JSONDecodeError|BadZipFile|UnidentifiedImageError|Parquet magic bytes|BadGzipFile|while decompressing data",
+        r"JSONDecodeError|BadZipFile|UnidentifiedImageError|Parquet magic bytes|BadGzipFile|while decompressing data"
+        r"|Compressed file ended before",
         "a file is damaged, cut off, or of another kind (an error page instead of data?): look at its size and head",
     ),
     (
         r"is not a valid model identifier|DatasetNotFoundError|RepositoryNotFoundError",
         "look at the name and at the folder it may mean; a private or gated one needs a login: `hf auth login`",
+    ),
+    (
+        r"inotify",
+        "raise the kernel's limit: sudo sysctl fs.inotify.max_user_watches=524288 (or max_user_instances)",
     ),
     (
         r"\(404\) when calling|NoSuchKey|NoSuchBucket",
@@ -314,6 +320,16 @@ def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
     return (f"its last line: {lines[-1][:200]}",)
 
 
+def _words_of_command(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
+    """What a command printed that the script then reports as failed: the line above the traceback."""
+    if chain.root.name != "CalledProcessError":
+        return ()
+    tail = evidence.output_tail[: chain.end]
+    start = next((at for at in range(len(tail) - 1, -1, -1) if _TRACEBACK in tail[at]), 0)
+    above = next((line.strip() for line in reversed(tail[:start]) if line.strip()), "")
+    return (f"the command printed: {above[:200]}",) if above else ()
+
+
 def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     """If no other rule matches: an error that only the script's author can explain, with the line that raised it."""
     root = chain.root
@@ -324,11 +340,11 @@ def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     if root.name == "RecursionError":
         hint = ENDLESS_CALL_HINT
     where = f" ({short_place(place)})" if place else ""
-    last_words = _last_words(chain, evidence)
+    last_words = _last_words(chain, evidence) or _words_of_command(chain, evidence)
     is_last = not any(line.strip() for line in evidence.output_tail[chain.end :])
     return Finding(
         "own_exception",
-        "certain" if is_last or not last_words else "likely",
+        "certain" if is_last or not _last_words(chain, evidence) else "likely",
         f"{root.first_line[:300]}{where}",
         (*place_line(place), *after, *last_words, *ran_line(evidence)),
         hint,

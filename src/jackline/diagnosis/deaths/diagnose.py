@@ -40,7 +40,7 @@ from jackline.diagnosis.deaths.signal import (
     terminated,
 )
 from jackline.diagnosis.deaths.traceback_text import WRAPPERS, Chain, ErrorText, fatal_chain
-from jackline.diagnosis.deaths.workers import faulted, no_more_threads, worker_killed
+from jackline.diagnosis.deaths.workers import faulted, lost_process, no_more_threads, worker_killed
 
 _ERROR_RULES: tuple[Callable[[ErrorText, Evidence], Finding | None], ...] = (
     cuda_oom,
@@ -142,7 +142,9 @@ def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     """Findings of the first rule that matches the errors, root first, or the last lines."""
     if chain is None:
         return _said_in_lines(evidence)
-    for error in chain.errors:
+    # The error that names the signal of a lost process tells more than the broken connection that it was noticed by.
+    errors = sorted(chain.errors, key=_names_no_signal) if lost_process(chain.root) is not None else chain.errors
+    for error in errors:
         lost = worker_killed(error, evidence)
         if lost:
             return lost
@@ -154,6 +156,11 @@ def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
             if finding is not None:
                 return (finding,)
     return _said_by_child(chain, evidence) if chain.root.name in WRAPPERS else ()
+
+
+def _names_no_signal(error: ErrorText) -> bool:
+    lost = lost_process(error)
+    return lost is None or lost.signal is None
 
 
 def _said_by_child(chain: Chain, evidence: Evidence) -> tuple[Finding, ...]:

@@ -16,6 +16,9 @@ _SAID = re.compile(
     r"|\bEDQUOT\b|database or disk is full|not enough (?:free |disk )?space",
     re.IGNORECASE,
 )
+# The same error number for limits of the kernel that are no disk's.
+_NO_DISK = re.compile(r"inotify|SemLock|sem_open|semget|shmget|msgget|\bbpf\b", re.IGNORECASE)
+_SQLITE = re.compile(r"database or disk is full", re.IGNORECASE)
 _QUOTA = re.compile(r"quota|Errno 122|EDQUOT", re.IGNORECASE)
 # Python names the source of a copy, too: "No space left on device: 'from' -> 'to'".
 _PATH = re.compile(r"(?:device|exceeded|full)[^']{0,20}: (?:'[^']+' -> )?'([^']+)'")
@@ -33,12 +36,16 @@ _ROOMY_BYTES = 1 << 30
 
 
 def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
+    if _NO_DISK.search(error.text):
+        return None
     is_said = bool(_SAID.search(error.text))
     if not is_said and not _is_meant(error, fullest(evidence)):
         return None
     if _SHM.search(error.text):
         return _shm_full(error, evidence)
     path = _PATH.search(error.text)
+    if _SQLITE.search(error.text) and has_room(fullest(evidence)):
+        return _database_full(error, evidence)
     what = "the disk quota is used up" if _QUOTA.search(error.text) else "the disk is full"
     disk = fullest(evidence)
     confidence, title = _title(error, what, is_said=is_said, disk=disk)
@@ -56,6 +63,24 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
         title,
         (*place_line(error.place), error.first_line[:200], *known),
         f"free space {look}, then run the same command again",
+        place=error.place,
+    )
+
+
+def has_room(disk: DiskSpace | None) -> bool:
+    return disk is not None and disk.free_bytes >= _ROOMY_BYTES
+
+
+def _database_full(error: ErrorText, evidence: Evidence) -> Finding:
+    """SQLite says so of its own limit too, and of a temporary file on another disk."""
+    known = tuple(_space(one) for one in _worth_saying(evidence, ""))
+    return Finding(
+        "disk_full",
+        "not sure",
+        f"SQLite could not let its database grow{at_place(error.place)}, though the disk has room now",
+        (*place_line(error.place), error.first_line[:200], *known),
+        "look at PRAGMA max_page_count (SQLite's own limit), at the disk of its temporary files (SQLITE_TMPDIR, "
+        "/tmp), and whether another disk was full then",
         place=error.place,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 
 from jackline.diagnosis.deaths.evidence import Evidence
 from jackline.diagnosis.frames import Frame
@@ -109,3 +111,19 @@ def ran_line(evidence: Evidence) -> tuple[str, ...]:
     """How long it ran and how much memory it used; part of every report."""
     ran = f"it ran for {format_duration(evidence.duration_s)}"
     return ("; ".join((ran, *memory_line(evidence))),)
+
+
+_THROWN = re.compile(r"terminate called after throwing an instance of '([^']+)'")
+_THROWN_BY_CLANG = re.compile(r"terminating due to uncaught exception of type (.+)")
+_WHAT = re.compile(r"^\s*what\(\):\s*(.*)")
+
+
+def cpp_exception(lines: Sequence[str]) -> str:
+    """'std::out_of_range: vector::at ...', as the C++ runtime prints before it aborts; '' if it did not."""
+    for at in range(len(lines) - 1, -1, -1):
+        if by_clang := _THROWN_BY_CLANG.search(lines[at]):
+            return by_clang[1].strip()
+        if thrown := _THROWN.search(lines[at]):
+            said = _WHAT.match(lines[at + 1]) if at + 1 < len(lines) else None
+            return f"{thrown[1]}: {said[1].strip()}" if said and said[1].strip() else thrown[1]
+    return ""

@@ -13,6 +13,7 @@ from jackline.diagnosis.deaths.disk import fullest, is_full
 from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding, SentSignal
 from jackline.diagnosis.deaths.sentences import (
     at_place,
+    cpp_exception,
     growth_line,
     is_memory_nearly_full,
     less_memory,
@@ -310,6 +311,8 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
     last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
     said = (f"it said last: {last[:160]}",) if last else ()
     hint = "read the lines above the end: `jackline logs`"
+    if thrown := cpp_exception(evidence.output_tail):
+        title += f": nothing caught the C++ exception {thrown[:160]}"
     broken = next((line.strip() for line in reversed(evidence.output_tail) if _HEAP.match(line)), "")
     if broken:
         title += f": {broken[:80]}"

@@ -78,7 +78,13 @@ class ErrorText:
 
     @property
     def user_frame(self) -> Frame | None:
-        return next((frame for frame in reversed(self.frames) if frame.is_user), None)
+        """The innermost one; a method that Python writes for a dataclass only where there is no other."""
+        found = [frame for frame in reversed(self.frames) if frame.is_user]
+        return next((frame for frame in found if not _is_generated(frame)), found[0] if found else None)
+
+
+def _is_generated(frame: Frame) -> bool:
+    return frame.file == "<string>" and frame.function.rpartition(".")[2].startswith("__")
 
 
 @immutable
