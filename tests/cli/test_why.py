@@ -346,7 +346,8 @@ def test_a_stranger_asleep_is_not_accused(tmp_path: Path) -> None:
     with hanging(tmp_path / "work", SLEEP, waits="sleep", inject=False) as program:
         done = why("--pid", str(program.pid), "--for", "2s")
     assert "\nasleep during the 2." in done.stdout
-    assert "it was looked at; that may be meant: the main thread" in done.stdout
+    assert f"it was looked at; that may be meant: sleeping at {program.script}:" in done.stdout
+    assert "; that ends by itself in 16 min " in done.stdout
 
 
 def test_a_stranger_as_json(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_a_child_that_sleeps_is_awaited_until_it_has_slept() -> None:
         assert first(verdicts, "STUCK") == 260
 
 
+def test_a_sleep_says_when_it_ends() -> None:
+    verdicts = lives(Proc(7, wait=Wait("sleep")), seconds=20, spans_s=300.0)
+    assert verdicts[-1].kind == "WAITING"
+    assert (
+        "; nothing has moved for 19 s; that ends by itself in 4 min 41 s; if nothing changes, " in verdicts[-1].text
+    )
+
+
 def test_a_server_without_clients_is_not_stuck() -> None:
     leader = Proc(7, wait=Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5))
     verdicts = watch(leader, 900, never)

@@ -163,6 +163,12 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     found.close()
 
 
+def skipped_steps(folder: Path) -> set[int]:
+    events = [json.loads(line) for line in (folder / "events-0.jsonl").read_text().splitlines()]
+    skipped = [event for event in events if event["event"] == "checkpoint_skipped"]
+    return {step for event in skipped for step in range(event.get("first_step", event["step"]), event["step"] + 1)}
+
+
 def test_the_seeds_own_command_trains_saves_every_n_batches_and_status_tells_how_far(shell: Shell) -> None:
     write_small(shell.work / "agab_phase2_full.csv")
     command = (
@@ -174,7 +180,9 @@ def test_the_seeds_own_command_trains_saves_every_n_batches_and_status_tells_how
     steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
     total = int(re.search(r"\[plan\] batch 8 of [\d,]+ training pairs, fp32; ([\d,]+) steps", done.out)[1])  # type: ignore[index]
     assert total == 41
-    assert {20, 40, total} <= set(steps)
+    # A save is skipped, with a word, while the one before is still being written: on a slow disk that may be 40.
+    assert {20, 40, total} <= set(steps) | skipped_steps(folder)
+    assert {20, 40} & set(steps) and total in steps
     assert json.loads((folder / "test_metrics.json").read_bytes())["num_pairs"] == 81
     told = shell.jackline("status", "seed", "--runs-dir", "DIR")
     assert re.search(r"^  epoch: {6}1 of 1, batch 41 of 41 \(100 %\)$", told.out, re.M), told

@@ -88,7 +88,7 @@ def check_pid(pid: int) -> None:
 def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
     """Sample the tree for `look_s` seconds (0: stacks only) and give a verdict."""
     after_s = max(1.0, look_s - 1.0)
-    judge = Judge(Thresholds(max(1.0, look_s - 0.5), after_s, proved_after_s=after_s))
+    judge = Judge(Thresholds(max(1.0, look_s - 0.5), after_s, waiting_after_s=after_s, proved_after_s=after_s))
     began_s, use = time.monotonic(), GpuUse()
     first = tree = read_tree(pid, with_network=True)
     stacks = _stacks_of(tree, stacks_folder)
@@ -198,15 +198,12 @@ def _user_name(uid: int) -> str:
 def verdict_words(verdict: Verdict, looked_s: float) -> str:
     """A few seconds are too short for 'stuck', so it only says that nothing moved in that time."""
     span = format_duration(looked_s)
-    if verdict.label == "SLEEPING" and verdict.kind == "SUSPECT":
-        return f"asleep during the {span} it was looked at; that may be meant: {_after_colon(verdict.text)}"
+    if verdict.label == "SLEEPING" and verdict.kind in ("SUSPECT", "WAITING"):
+        words = verdict.text.partition(": ")[2] if verdict.kind == "SUSPECT" else verdict.text.partition("; if ")[0]
+        return f"asleep during the {span} it was looked at; that may be meant: {words or verdict.text}"
     if verdict.kind in ("STUCK", "SUSPECT"):
         return f"{verdict.kind}, as far as {span} can tell: {verdict.text}"
     return f"{verdict.kind}: {verdict.text}"
-
-
-def _after_colon(text: str) -> str:
-    return text.partition(": ")[2] or text
 
 
 def look_lines(look: Look, *, show_all: bool) -> Iterator[str]:

@@ -266,6 +266,8 @@ def waiting(scene: Scene) -> Verdict | None:
     place = place_text(frame_of(scene.leader))
     what = "the main thread has not moved" if is_main_only else "nothing has moved"
     text = f"{words}{f' at {place}' if place else ''}; {what} for {format_duration(scene.now_s - since_s)}"
+    if asleep := None if awaits_ranks(scene.leader) else main_sleep(scene):
+        text += f"; that ends by itself in {format_duration(max(0.0, asleep.ends_at_s - scene.now_s))}"
     is_suspect_next = is_main_only or suspect_in_s < stuck_in_s
     next_kind, next_in_s = ("SUSPECT", suspect_in_s) if is_suspect_next else ("STUCK", stuck_in_s)
     frame, pid = frame_of(scene.leader), scene.leader.reading.pid
