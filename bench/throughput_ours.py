@@ -114,9 +114,25 @@ def _after_update(bench: Any, request: dict[str, Any]) -> None:
             out.write_text(json.dumps(row))
         bench._count += 1
     elif bench.tick() and not out.exists():
+        if request.get("has_profile") and not _is_profiled(bench):
+            return
         bench.write(0.0)
         if request["name"] == "ours":
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_profiled(bench: Any) -> bool:
+    """After the measured steps: False while the profiler still looks."""
+    from bench.throughput_rows import PROFILED_STEPS, begin_profile, end_profile
+
+    if bench.seen is None:
+        bench.seen, bench.profiled = begin_profile(), 0
+        return False
+    bench.profiled += 1
+    if bench.profiled < PROFILED_STEPS:
+        return False
+    bench.extra["profile"] = end_profile(bench.seen)
+    return True
 
 
 def _born_at_s() -> float:

@@ -45,6 +45,8 @@ class Bench:
         self._count = 0
         self._began_s = 0.0
         self.took_s = 0.0
+        self.seen: Any = None  # a profiler
+        self.profiled = 0
         torch.manual_seed(1337)
         torch.set_float32_matmul_precision("high")
 
@@ -271,21 +273,35 @@ def transformers(bench: Bench) -> None:
     bench.write(losses[-1])
 
 
-def profile_step(step: Callable[[], Any]) -> str:
-    """Milliseconds of a step by kind of kernel, the largest kernels, and where the GPU waits."""
+PROFILED_STEPS = 12
+
+
+def begin_profile() -> Any:
     from torch.profiler import ProfilerActivity, profile
 
-    steps = 12
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
+    seen = profile(activities=[ProfilerActivity.CUDA])
+    seen.__enter__()
+    return seen
+
+
+def profile_step(step: Callable[[], Any]) -> str:
+    seen = begin_profile()
+    for _ in range(PROFILED_STEPS):
+        step()
+    return end_profile(seen)
+
+
+def end_profile(seen: Any) -> str:
+    """Milliseconds of a step by kind of kernel, the largest kernels, and where the GPU waits."""
+    torch.cuda.synchronize()
+    seen.__exit__(None, None, None)
+    steps = PROFILED_STEPS
     kinds: dict[str, float] = {}
     top: dict[str, tuple[float, int]] = {}
     gaps: dict[str, float] = {}
     kernels = sorted(
         (event.start_ns(), event.duration_ns(), event.name())
-        for event in seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+        for event in seen.profiler.kineto_results.events()
         if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
     )
     kernels = kernels[len(kernels) // steps :]  # the first step waits for the profiler
