@@ -304,6 +304,8 @@ def end_profile(seen: Any) -> str:
         for event in seen.profiler.kineto_results.events()
         if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
     )
+    if not kernels:
+        return ""  # on a CPU
     kernels = kernels[len(kernels) // steps :]  # the first step waits for the profiler
     count, last_ns, last = steps - 1, kernels[0][0], ""
     for start_ns, took_ns, name in kernels:
