@@ -354,7 +354,7 @@ def test_a_stranger_as_json(tmp_path: Path) -> None:
     with hanging(tmp_path / "work", SLEEP_LOOP, waits="sleep", inject=False) as program:
         value = json.loads(why("--pid", str(program.pid), "--for", "1s", "--json").stdout)
         assert value["pid"] == program.pid
-        assert value["verdict"]["kind"] in ("PROGRESS", "SUSPECT")
+        assert value["verdict"]["kind"] in ("PROGRESS", "WAITING", "SUSPECT")  # by how long each nap is late
         assert value["doing"]["frame"]["line"] == program.line()
         assert value["logs"][0]["path"] == str(program.script.parent / "out")
 
