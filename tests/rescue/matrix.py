@@ -130,8 +130,7 @@ def compare(record: RescueRecord, folder: Path) -> str:
         return f"{record.outcome}: {record.why}"
     rescued = Path(record.path)
     verify_checkpoint(rescued)
-    step = record.step if record.step is not None else END  # of a script that nobody counts
-    truth = torch.load(folder / f"truth-{step}.pt", weights_only=False)
+    truth = _truth_of(record.step, folder)
     state = json.loads((rescued / "state.json").read_bytes())
     tensors: dict[str, dict[str, torch.Tensor]] = {}
 
@@ -152,6 +151,25 @@ def compare(record: RescueRecord, folder: Path) -> str:
             why = f"is not what the script has (taken {record.moment})" if key in state else "is missing"
             return f"{name} of step {record.step} {why}; there are {sorted(state)}"
     return ""
+
+
+def _truth_of(step: int | None, folder: Path) -> dict[str, Any]:
+    """What the script noted when its optimizers had made `step` steps: a gradient scaler leaves steps out, and the
+    script's own number is higher then."""
+    number = step if step is not None else END  # of a script that nobody counts
+    while True:
+        truth: dict[str, Any] = torch.load(folder / f"truth-{number}.pt", weights_only=False)
+        counts = [count for value in truth.values() for count in _steps_of(value)]
+        if step is None or not counts or min(counts) >= step:
+            return truth
+        number += 1
+
+
+def _steps_of(state: Any) -> list[int]:
+    """The steps that an optimizer's state_dict has counted, if it has."""
+    if not isinstance(state, dict) or "param_groups" not in state:
+        return []
+    return [int(each["step"]) for each in state["state"].values() if "step" in each][:1]
 
 
 def tensors_of(rescued: Path) -> dict[str, dict[str, torch.Tensor]]:

@@ -129,6 +129,19 @@ def test_a_crash_under_supervision_is_rescued_said_and_can_be_loaded(tmp_path: P
 
 
 @pytest.mark.slow
+def test_steps_that_a_gradient_scaler_left_out_do_not_count(tmp_path: Path) -> None:
+    """Its scale grows until a step is left out: the optimizer has then made fewer steps than the script counts."""
+    cell = matrix.start("amp", tmp_path, "asked")
+    try:
+        cell.wait_for("a step that was left out", (tmp_path / "truth-40.pt").exists)
+        record = cell.ask(HANGS_S)
+        assert record.is_boundary and record.step is not None and record.step < record.values["step"] - 1
+        assert matrix.compare(record, tmp_path) == ""
+    finally:
+        cell.end()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("way", matrix.WAYS)
 @pytest.mark.parametrize("script", zoo.SCRIPTS)
 def test_the_whole_matrix(script: str, way: str, tmp_path: Path) -> None:
