@@ -124,6 +124,13 @@ def test_the_first_unequal_step_and_the_first_that_matters_are_told_apart() -> N
     assert (found.equal_until, found.first_unequal, found.parts_at) == (99, 100, 300)
 
 
+def test_they_do_not_part_while_they_are_equal() -> None:
+    """What is compared are means of windows, and one may begin before the difference does."""
+    other = {step: value + (0.5 if step >= 33 else 0.0) for step, value in losses(0).items()}
+    found = part("loss", losses(0), other)
+    assert (found.equal_until, found.first_unequal, found.parts_at) == (32, 33, 33)
+
+
 def test_replicates_tell_noise_from_a_difference() -> None:
     one, twin = losses(1, noise=0.02), losses(2, noise=0.02)
     same = part("loss", one, losses(3, noise=0.02), [twin])

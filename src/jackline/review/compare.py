@@ -68,7 +68,7 @@ def part(metric: str, one: Values, other: Values, replicates: Sequence[Values] =
         num_common=len(steps),
         equal_until=before[-1] if before else None,
         first_unequal=first,
-        parts_at=_parts_at(one, other, steps, noise) if first is not None else None,
+        parts_at=_parts_at(one, other, steps, noise, first) if first is not None else None,
         one_last=one[steps[-1]] if steps else None,
         other_last=other[steps[-1]] if steps else None,
         noise=noise,
@@ -88,16 +88,17 @@ def _noise(one: Values, replicates: Sequence[Values]) -> float | None:
     return max(gaps) if gaps else None
 
 
-def _parts_at(one: Values, other: Values, steps: Sequence[float], noise: float | None) -> float | None:
-    """The first step from which the means stay apart to the end, or at which one of them is not a number."""
+def _parts_at(one: Values, other: Values, steps: Sequence[float], noise: float | None, first: float) -> float | None:
+    """The first step from which the means stay apart to the end, or at which one of them is not a number. Not before
+    `first`, where they are first unequal: a window may begin earlier."""
     since = None
     for step, a, b in _means(one, other, steps):
         if math.isnan(a) != math.isnan(b):
-            return step
+            return max(step, first)
         least = noise * 1.5 if noise is not None else LEAST_RELATIVE * max(abs(a), abs(b))
         is_apart = abs(a - b) > least
         since = (step if since is None else since) if is_apart else None
-    return since
+    return max(since, first) if since is not None else None
 
 
 def _means(one: Values, other: Values, steps: Sequence[float]) -> list[tuple[float, float, float]]:
