@@ -126,6 +126,24 @@ def test_what_a_session_logs_itself_is_not_kept_twice(tmp_path: Path) -> None:
     assert not run.printed_metrics.exists()
 
 
+def test_what_a_session_says_of_an_earlier_loss_is_no_loss_of_now(tmp_path: Path) -> None:
+    """The receipt of a resume names the loss that a rewind went back behind."""
+    line = "[jackline]   left out: the batches 80:90 of the run (on_spike: loss 2.644e+10 at step 90, usually 5.7)"
+    run = RunDir(tmp_path)
+    told = Told(run)
+    told.take_lines([line], 100.0)
+    assert [one.value for one in told.latest] == [
+        2.644e10
+    ]  # of a program without a session, which may be a run of ours
+    run.metrics(0).write_text('{"step":1,"at_s":1.0,"loss":5.0}\n')
+    told = Told(run)
+    told.take_lines([line, "step 91 loss 4.25"], 102.0)
+    assert [one.value for one in told.latest if one.name == "loss"] == [4.25]
+    told = Told(run)
+    told.take_lines([line], 104.0)
+    assert told.latest == ()
+
+
 def test_a_program_that_prints_without_end_fills_neither_time_nor_disk(tmp_path: Path) -> None:
     told = Told(RunDir(tmp_path))
     started_s = time.process_time()

@@ -17,6 +17,7 @@ from jackline.rundir.records.supervisor import PrintedNumberRecord
 from jackline.supervisor.output.journey import Journey
 from jackline.supervisor.output.learned import Learner
 from jackline.supervisor.output.lines import parse_line
+from jackline.supervisor.output.log_writer import NOTE_MARK
 from jackline.supervisor.output.numbers import read_numbers
 from jackline.supervisor.output.progress import Progress
 
@@ -112,7 +113,7 @@ class Told:
 
     def take_lines(self, texts: list[str], now_s: float) -> None:
         """The lines of one poll, oldest first."""
-        chosen = self._chosen([text for text in texts if text], now_s)
+        chosen = self._chosen([text for text in texts if text and not self._is_of_session(text, now_s)], now_s)
         if not chosen:
             return
         began_s = time.thread_time()
@@ -171,6 +172,10 @@ class Told:
             line = MetricsLine(numbers, step, now_s, epoch, is_guessed)
             self._num_bytes += 40 + 20 * len(numbers)
             self._file.append(line)
+
+    def _is_of_session(self, text: str, now_s: float) -> bool:
+        """What a session says about the run ('the loss was 3e10 at step 90') is no new number of it."""
+        return text.startswith(NOTE_MARK) and self._is_logged(now_s)
 
     def _is_logged(self, now_s: float) -> bool:
         """What a session logs itself is more exact than what it prints."""
