@@ -51,6 +51,16 @@ def test_batches_leave_the_run_and_the_order_of_the_others_stays(tmp_path: Path,
     line = [sys.executable, "-m", "jackline", "resume", "one", "--step", "4", "--skip-batches", "5:8"]
     refused = subprocess.run([*line[:-1], "8:5"], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
     assert refused.returncode == 2 and "is no range of batches" in refused.stderr and not run.skipped_file.exists()
+    seen = subprocess.run([*line[:-1], "2:5"], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
+    assert (seen.returncode, seen.stderr) == (
+        2,
+        "error: step-00000004 was trained on the batches 0 to 3: 2:5 cannot be taken out of its weights\n"
+        "hint: `--step 2` goes back to before them, `--skip-batches 4:5` leaves out the rest\n",
+    )
+    newest = [*line[:4], "--skip-batches", "0:2"]
+    first = subprocess.run(newest, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
+    assert first.returncode == 2 and "hint: `--step 0` goes back to before them\n" in first.stderr
+    assert not run.skipped_file.exists() and not list(run.checkpoints.glob("rewind-*"))
     add_skip(run, parse_skip("5:8"), "4")
     again = nursery.run(SCRIPT, [], tmp_path, {"DIE": ""})
     assert again.code == 0, again.output

@@ -19,9 +19,8 @@ from jackline.checkpoint.place import choose_place
 from jackline.checkpoint.rewind import go_back_before
 from jackline.errors import JacklineError
 from jackline.memory.guard.replay import Replay, Replayed, UsualLoss
-from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.seen import Skip, add_skip, read_skipped
+from jackline.rundir.records.seen import Skip, add_skip, batches_in, read_skipped
 from jackline.session.stopping import Stopped
 
 if TYPE_CHECKING:
@@ -166,21 +165,13 @@ def go_back(attached: Attachment, error: BaseException | None) -> None:
         say(f"{error.why}; there is no checkpoint before it to go back to")
         return
     folder = attached.saver.engine.folder / str(chosen)
-    skip = Skip(max(error.batch - LEFT_OUT + 1, _batches_in(folder)), error.batch + 1, why=error.why)
+    skip = Skip(max(error.batch - LEFT_OUT + 1, batches_in(folder) or 0), error.batch + 1, why=error.why)
     number = len(add_skip(run, skip, str(chosen)).rewinds)
     error.is_done = True
     say(
         f"{error.why}: back to {chosen}, and the batches {skip} of the run are left out from now on "
         f"(on_spike=rewind, {number} of at most {MAX_REWINDS})"
     )
-
-
-def _batches_in(folder: Any) -> int:
-    """How many batches the weights of a checkpoint have seen: those cannot be left out any more."""
-    state = atomic.read_json(folder / "state.json")
-    session = state.get("session") if isinstance(state, dict) else None
-    found = session.get("batches") if isinstance(session, dict) else None
-    return found if isinstance(found, int) else 0
 
 
 def _spike_text(step: int, loss: float, usual: float | None) -> str:

@@ -20,7 +20,7 @@ from jackline.rundir.command import plain_settings, script_of
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.kin import relocate
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.seen import Skip, add_skip, parse_skip
+from jackline.rundir.records.seen import Skip, add_skip, batches_in, parse_skip
 from jackline.rundir.registry import entry_of, register
 from jackline.rundir.run_file import RunFile, read_run_file
 from jackline.rundir.status import last_beat_s, read_status
@@ -96,7 +96,7 @@ def command(run: str | None, settings: tuple[str, ...], runs_dir: str | None, **
     confirm(found, is_trusted=trusts)
     contents = settle(found, contents)
     options = options_of(found, contents, mirror)
-    refuse_skip(found, skip)
+    refuse_skip(found, skip, step)
     if step is not None:
         go_back(found, options, step, mirror)
     take_out(found, skip, step)
@@ -142,13 +142,40 @@ def take_out(run: RunDir, skip: Skip | None, step: str | None) -> None:
         say(f"the batches {skip} are left out of run '{run.name}' from now on ({run.skipped_file.name})")
 
 
-def refuse_skip(run: RunDir, skip: Skip | None) -> None:
-    """Raise unless the batches of this run come through `run.steps()`, where they can be left out."""
+def refuse_skip(run: RunDir, skip: Skip | None, step: str | None) -> None:
+    """Raise unless the batches of this run come through `run.steps()`, where they can be left out, and the weights it
+    resumes from have not seen them."""
+    if skip is not None:
+        _refuse_seen(run, skip, step)
     if skip is not None and not run.session_files():
         raise UsageError(
             f"run '{run.name}' is not attached: only the batches of an attached loop or a recipe can be left out",
             hint="docs/guides/own-loop.md shows the four lines",
         )
+
+
+def _refuse_seen(run: RunDir, skip: Skip, step: str | None) -> None:
+    """A checkpoint that only the mirror has is not looked into."""
+    from jackline.checkpoint.format.catalogue import list_left_behind, list_names
+    from jackline.checkpoint.place import choose_place
+    from jackline.checkpoint.rewind import parse_choice
+
+    folder = choose_place(run).folder
+    names = list_names(folder)
+    choice = parse_choice(step) if step is not None else None
+    known = [name for name in (*names, *list_left_behind(folder)) if choice is None or choice.means(name)]
+    first, end = skip.first or 0, skip.end or 0
+    seen = batches_in(folder / str(known[0])) if known else None
+    if seen is None or first >= seen:
+        return
+    counts = ((name, batches_in(folder / str(name))) for name in names)
+    earlier = next((name for name, count in counts if count is not None and count <= first), None)
+    hints = [f"`--step {earlier.step}` goes back to before them"] if earlier is not None else []
+    hints += [f"`--skip-batches {seen}:{end}` leaves out the rest"] if end > seen else []
+    raise UsageError(
+        f"{known[0]} was trained on the batches 0 to {seen - 1}: {skip} cannot be taken out of its weights",
+        hint=", ".join(hints) or f"no checkpoint of run '{run.name}' is from before batch {first}",
+    )
 
 
 def options_of(run: RunDir, contents: RunFile, mirror: str | None = None) -> SuperviseOptions:

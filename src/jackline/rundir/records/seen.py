@@ -148,6 +148,14 @@ def read_skipped(run: RunDir) -> SkippedBatches:
     return SkippedBatches.from_json(atomic.read_json(run.skipped_file))
 
 
+def batches_in(checkpoint: Path) -> int | None:
+    """How many batches of the run the weights of a checkpoint were trained on: those cannot be left out any more."""
+    state = atomic.read_json(checkpoint / "state.json")
+    session = state.get("session") if isinstance(state, dict) else None
+    found = session.get("batches") if isinstance(session, dict) else None
+    return found if isinstance(found, int) else None
+
+
 def parse_skip(text: str) -> Skip:
     """'120:140' are the batches 120 to 139 of the run; the first batch is 0."""
     match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text)
