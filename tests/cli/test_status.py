@@ -18,6 +18,7 @@ from jackline.errors import UsageError
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import identify, read_state
+from jackline.rundir.records.rescue import RescueRecord, write_rescue
 from jackline.rundir.records.start import StartRecord
 from jackline.rundir.records.start import write_start as write_bare_start
 from jackline.supervisor.start import request_stop
@@ -315,6 +316,22 @@ def test_the_end_is_told_with_its_explanation(runs: Path) -> None:
         f"  log:        {runs}/train-1/out.log; there is no log",
         "  command:    python train.py",
         "hint: `jackline resume train-1` starts it again",
+    ]
+
+
+def test_a_rescued_state_is_named_where_the_next_start_is_told(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, gone_process())
+    load = "hint: `jackline rescue train-1 --load` prints the lines that load the rescued state"
+    text = f"stopped: by Ctrl-C\n{load}; with them the same command continues"
+    write_exit(run, 75, is_stopped=True, ended_at_s=NOW_S - 60, duration_s=2460, text=text)
+    write_rescue(run.attempt(1), RescueRecord(pid=7, outcome="saved", path="/x/step-00000012", step=12, at_s=NOW_S))
+    assert lines_of()[1:] == [
+        "  stopped: by Ctrl-C",
+        "  next start: the same command again, which does not load the rescued state of step 12 by itself",
+        f"  log:        {runs}/train-1/out.log; there is no log",
+        "  command:    python train.py",
+        f"{load} of step 12; `jackline resume train-1` starts it again",
     ]
 
 

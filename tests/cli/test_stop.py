@@ -9,8 +9,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from jackline.cli.commands.stop import _is_over, command
+from jackline.cli.commands.stop import _ended_words, _is_over, command
 from jackline.rundir.process_id import ProcessId, identify
+from jackline.rundir.records.rescue import RescueRecord, write_rescue
 from tests.rundir.made import make_run, write_exit, write_start, write_state
 from tests.shell import wait_for
 
@@ -67,3 +68,7 @@ def test_stop_waits_until_the_supervisor_itself_has_exited(clean_environment: Pa
     assert _is_over(run)
     assert done[0].exit_code == 0, done[0].output
     assert done[0].stderr.splitlines()[-1] == "[jackline] run 'story' has ended; `jackline resume story` continues it"
+    write_rescue(run.attempt(1), RescueRecord(pid=7, outcome="saved", path="/x", step=12, at_s=1.0))
+    assert _ended_words(run) == (
+        "run 'story' has ended; `jackline rescue story --load` prints the lines that load its rescued state"
+    )

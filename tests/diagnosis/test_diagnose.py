@@ -41,6 +41,16 @@ def test_ctrl_c_is_told_as_a_stop() -> None:
     assert not best(found).is_retryable
 
 
+@pytest.mark.parametrize("why", ["ctrl-c", "stop", "time-limit"])
+def test_a_script_whose_state_was_rescued_does_not_continue_by_itself(why: str) -> None:
+    command = "jackline rescue 'my run' --load"
+    found = evidence(
+        signal=signal.SIGTERM, sent_signals=(sent(15, why),), stop_requested_by="Ctrl-C", rescued=command
+    )
+    hint = f"`{command}` prints the lines that load the rescued state; with them the same command continues"
+    assert best(found).hint == hint
+
+
 def test_a_stop_that_needed_sigkill_says_so() -> None:
     signals = (sent(15, "stop"), sent(15, "stop"), sent(9, "stop"))
     found = evidence(signal=9, sent_signals=signals, stop_requested_by="jackline stop")

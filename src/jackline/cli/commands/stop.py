@@ -20,6 +20,7 @@ from jackline.rundir.access.trust import judge, user_name
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.rescue import loading_command, newest_rescue
 from jackline.rundir.records.start import read_start
 from jackline.rundir.run_file import DamagedRun, read_run_file
 from jackline.rundir.status import RunStatus, read_status
@@ -82,11 +83,20 @@ def command(
     say("waiting (Ctrl-C leaves it to end by itself)")
     code = _wait(found.name, lambda: _is_over(found), _grace_s(status, grace), say)
     left = not_uploaded(found) if code == EXIT_DONE else []
+    if code == EXIT_DONE:
+        say(_ended_words(found))
     for text in left:
         say(text)
     if as_json:
         click.echo(json.dumps(_answer(found, words, left, has_ended=code == EXIT_DONE), separators=(",", ":")))
     sys.exit(code)
+
+
+def _ended_words(run: RunDir) -> str:
+    attempt = run.last_attempt()
+    if attempt is None or newest_rescue([attempt]) is None:
+        return f"run '{run.name}' has ended; `jackline resume {run.name}` continues it"
+    return f"run '{run.name}' has ended; `{loading_command(run.name)}` prints the lines that load its rescued state"
 
 
 def _answer(run: RunDir, words: str, left: list[str], *, has_ended: bool) -> dict[str, Any]:
@@ -190,7 +200,6 @@ def _wait(name: str, is_over: Callable[[], bool], killed_after_s: float | None, 
     except KeyboardInterrupt:
         say(f"not waiting any longer; `jackline status {name}` tells when it is over")
         return EXIT_FAILED
-    say(f"run '{name}' has ended; `jackline resume {name}` continues it")
     return EXIT_DONE
 
 

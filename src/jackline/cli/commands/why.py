@@ -182,7 +182,7 @@ def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterato
 
 def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:
     from jackline.cli.text.why_dead import death_json, death_lines, read_death
-    from jackline.rundir.records.rescue import read_rescues, rescue_text
+    from jackline.rundir.records.rescue import loading_command, read_rescues, rescue_text
 
     death = read_death(run, status)
     if as_json:
@@ -190,7 +190,8 @@ def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:
         return
     restart = status.supervisor_state.restart_at_s if status.state == "alive" else None
     lines = list(death_lines(run, status, death))
-    lines += [rescue_text(record) for record in read_rescues(run.attempt(status.attempt))[:1] if status.attempt]
+    for record in read_rescues(run.attempt(status.attempt))[:1] if status.attempt else []:
+        lines += [rescue_text(record), *([f"load it: {loading_command(run.name)}"] if record.is_saved else [])]
     if restart is not None:
         lines.append(f"its supervisor starts it again in {format_duration(max(0.0, restart - time.time()))}")
     _print(lines)

@@ -6,7 +6,6 @@ Owns the options and what is printed. The process saves by itself (`checkpoint/r
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -22,7 +21,15 @@ from jackline.errors import EXIT_DONE, EXIT_FAILED, JacklineError, UsageError
 from jackline.machine.proc import read_environ
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import AttemptDir, RunDir
-from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines, rescue_text
+from jackline.rundir.records.rescue import (
+    RescueRecord,
+    loading_command,
+    newest_rescue,
+    read_rescue,
+    read_rescues,
+    rescue_lines,
+    rescue_text,
+)
 from jackline.rundir.records.start import read_start
 from jackline.rundir.run_file import read_run_file
 from jackline.rundir.status import read_status
@@ -56,8 +63,8 @@ def command(
         from jackline.cli.rescue.patch import loading_text
 
         record = _newest(found)
-        command = f"jackline rescue {shlex.quote(found.name)} --load"
-        text = loading_text(record, _folder(found, record), is_ours=judge(found).is_ours, command=command)
+        ours = judge(found).is_ours
+        text = loading_text(record, _folder(found, record), is_ours=ours, command=loading_command(found.name))
         click.echo(text)
         return
     if status.state in ("alive", "unwatched"):
@@ -143,12 +150,11 @@ def _processes(asked: dict[int, str]) -> str:
 
 def _newest(run: RunDir) -> RescueRecord:
     """The newest rescue of any attempt that is on the disk; raises when there is none, and says why."""
-    refused: RescueRecord | None = None
-    for attempt in reversed(run.list_attempts()):
-        for record in read_rescues(attempt):
-            if record.outcome in ("saved", "writing"):
-                return record
-            refused = refused or record
+    attempts = list(reversed(run.list_attempts()))
+    found = newest_rescue(attempts)
+    if found is not None:
+        return found
+    refused = next((record for attempt in attempts for record in read_rescues(attempt)), None)
     hint = (
         f"`jackline why {run.name}` tells how it ended; SIGKILL and a segmentation fault leave no time to save: "
         "start it with --rescue-every 10m"
@@ -180,7 +186,7 @@ def _print(run: RunDir, records: list[RescueRecord], *, as_json: bool) -> None:
     for record in records:
         click.echo("\n".join(rescue_lines(record)))
     if any(record.is_saved for record in records):
-        click.echo(f"load it: jackline rescue {run.name} --load")
+        click.echo(f"load it: {loading_command(run.name)}")
 
 
 def _say(text: str) -> None:

@@ -9,6 +9,7 @@ from jackline.immutable import immutable
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.exit import read_exit
+from jackline.rundir.records.rescue import loading_command, newest_rescue
 from jackline.rundir.run_file import RunFile
 from jackline.supervisor.foreign.choice import Choice, passed_over_words, refusal, source_words
 from jackline.supervisor.foreign.seen import CheckpointsSeen, own_newest
@@ -75,4 +76,10 @@ def _of_session(run: RunDir, now_s: float) -> NextStart:
         return NextStart((f"resumes from {own}, saved {format_duration(max(0.0, now_s - at_s))} ago",), own, at_s)
     if run.session_files():
         return NextStart(("from the beginning: it has no checkpoint yet",), is_anew=True)
-    return NextStart(("the same command again; Jackline knows no checkpoints of it",), is_anew=True)
+    rescued = newest_rescue(reversed(run.list_attempts()))
+    if rescued is None:
+        return NextStart(("the same command again; Jackline knows no checkpoints of it",), is_anew=True)
+    state = "the rescued state" + (f" of step {rescued.step}" if rescued.step is not None else "")
+    text = f"the same command again, which does not load {state} by itself"
+    load = f"`{loading_command(run.name)}` prints the lines that load {state}"
+    return NextStart((text,), is_anew=True, hint=f"{load}; `jackline resume {run.name}` starts it again")

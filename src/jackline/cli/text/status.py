@@ -324,7 +324,7 @@ def _ending_lines(view: RunView) -> list[str]:
     if lines[0].startswith("finished after ") and not lines[0].endswith("(not sure)"):
         lines = [line.strip() for line in lines[1:]]  # the headline already says that
     if view.status.state == "stopped":  # the last line says how to resume, with the run's name
-        lines = [line for line in lines if not (line.startswith("hint: ") and "`jackline resume`" in line)]
+        lines = [line for line in lines if not (line.startswith("hint: ") and "`jackline res" in line)]
     return [f"  {line}" for line in lines]
 
 

@@ -22,7 +22,7 @@ from jackline.diagnosis.deaths.code import (
     syntax_error,
 )
 from jackline.diagnosis.deaths.disk import disk_full
-from jackline.diagnosis.deaths.evidence import Confidence, Evidence, Finding
+from jackline.diagnosis.deaths.evidence import GO_ON, Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
 from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
 from jackline.diagnosis.deaths.network import network, refused_by_server
@@ -72,8 +72,17 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     is_failed = evidence.exit_code != 0 and sent_by_us(evidence) is None
     first = first_failed(evidence) if is_failed else None
     if first is None:
-        return _diagnose(evidence)
-    return (first.finding,) if first.finding else first.name_in(_diagnose(first.evidence))
+        found = _diagnose(evidence)
+    else:
+        found = (first.finding,) if first.finding else first.name_in(_diagnose(first.evidence))
+    return tuple(replace(one, hint=_load_first(evidence)) if one.hint == GO_ON else one for one in found)
+
+
+def _load_first(evidence: Evidence) -> str:
+    """A script whose state was rescued does not continue by itself."""
+    if not evidence.rescued:
+        return GO_ON
+    return f"`{evidence.rescued}` prints the lines that load the rescued state; with them the same command continues"
 
 
 def _diagnose(evidence: Evidence) -> tuple[Finding, ...]:

@@ -107,6 +107,9 @@ _OWN = {
 }
 
 
+GO_ON = "run the same command again, or `jackline resume`, to continue"
+
+
 @immutable
 class Evidence:
     """Everything the supervisor knew when an attempt ended. Saved inside exit.json, so `why` can diagnose again."""
@@ -148,6 +151,7 @@ class Evidence:
     ranks: tuple[RankEnd, ...] = ()  # of a distributed job
     stuck_text: str = ""  # which ranks were stuck and where, when the alarm was raised
     stuck_frame: Frame | None = None
+    rescued: str = ""  # the command that prints how to load the state that was rescued
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

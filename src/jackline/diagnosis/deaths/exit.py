@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding
+from jackline.diagnosis.deaths.evidence import GO_ON, Cause, Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
 from jackline.diagnosis.deaths.signal import signal_name
 from jackline.diagnosis.packages import install_hint, package_of
@@ -39,7 +39,7 @@ _SCHEDULERS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
         re.compile(r"DUE TO (?:PREEMPTION|NODE FAILURE)|CANCELLED AT .* DUE TO"),
         "preempted",
         "the scheduler ended the job",
-        "run the same command again, or `jackline resume`, to continue",
+        GO_ON,
     ),
 )
 # Of compilers, R, Julia, shells and loggers. The first of several began it.
@@ -109,7 +109,7 @@ def asked_to_stop(evidence: Evidence) -> Finding | None:
         "certain",
         f"it stopped by itself after {format_duration(evidence.duration_s)} to be resumed (exit code {EXIT_STOPPED})",
         memory_line(evidence),
-        "run the same command again, or `jackline resume`, to continue",
+        GO_ON,
     )
 
 

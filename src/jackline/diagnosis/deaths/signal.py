@@ -10,7 +10,7 @@ import signal as signals
 from collections import Counter
 
 from jackline.diagnosis.deaths.disk import fullest, is_full
-from jackline.diagnosis.deaths.evidence import Cause, Confidence, Evidence, Finding, SentSignal
+from jackline.diagnosis.deaths.evidence import GO_ON, Cause, Confidence, Evidence, Finding, SentSignal
 from jackline.diagnosis.deaths.sentences import (
     at_place,
     cpp_exception,
@@ -37,7 +37,6 @@ _WHY_TO_CAUSE: dict[str, Cause] = {
     "memory": "memory_guard",
 }
 _WHO = {"ctrl-c": "Ctrl-C", "stop": "`jackline stop`", "jackline stop": "`jackline stop`"}
-_GO_ON = "run the same command again, or `jackline resume`, to continue"
 _SHM_NEARLY_FULL_BYTES = 1 << 20
 REPEATED_FRAMES = 20
 ENDLESS_CALL_HINT = "look at the condition that ends the recursion; a higher recursion limit only delays it"
@@ -78,8 +77,8 @@ _OTHER_SIGNALS: dict[int, tuple[str, str]] = {
         "read the lines above the end: `jackline logs`",
     ),
     signals.SIGSYS: ("a sandbox forbade a system call (seccomp)", "start the container with another profile"),
-    signals.SIGUSR1: ("it has no handler for SIGUSR1, which Slurm sends before the end", _GO_ON),
-    signals.SIGUSR2: ("it has no handler for SIGUSR2, which Slurm sends before the end", _GO_ON),
+    signals.SIGUSR1: ("it has no handler for SIGUSR1, which Slurm sends before the end", GO_ON),
+    signals.SIGUSR2: ("it has no handler for SIGUSR2, which Slurm sends before the end", GO_ON),
 }
 
 
@@ -118,7 +117,7 @@ def _stopped(evidence: Evidence, by: str) -> Finding:
         "certain",
         f"stopped by {who} after {format_duration(evidence.duration_s)}",
         (*_how_it_ended(evidence), *memory_line(evidence)),
-        _GO_ON,
+        GO_ON,
     )
 
 
@@ -127,7 +126,7 @@ def _ended(cause: Cause, first: SentSignal, evidence: Evidence) -> Finding:
     how = _how_it_ended(evidence)
     if cause == "time_limit":
         title = f"ended by Jackline after {after}: the time limit was reached"
-        return Finding(cause, "certain", title, (*how, *memory_line(evidence)), _GO_ON)
+        return Finding(cause, "certain", title, (*how, *memory_line(evidence)), GO_ON)
     if cause == "stuck":
         place = evidence.stuck_frame or evidence.last_frame
         title = f"ended by Jackline after {after}: it was stuck{at_place(place)}"
@@ -252,7 +251,7 @@ def terminated(evidence: Evidence) -> Finding:
         "not sure",
         "ended by SIGTERM, which Jackline did not send: a preemption, a shutdown or a person's `kill`",
         (*place_line(evidence.last_frame), *ran_line(evidence)),
-        _GO_ON,
+        GO_ON,
         place=evidence.last_frame,
     )
 
@@ -276,7 +275,7 @@ def left_after_signal(evidence: Evidence) -> Finding | None:
         f"ended by itself with exit code 0 after {format_duration(evidence.duration_s)}, because of a signal that "
         "Jackline did not send: a preemption, a shutdown or a person's `kill`",
         (f"it printed: {told[:160]}", *memory_line(evidence)),
-        _GO_ON,
+        GO_ON,
     )
 
 
@@ -289,7 +288,7 @@ _HEAP = re.compile(
 
 def interrupted(evidence: Evidence) -> Finding:
     title = "interrupted with SIGINT (Ctrl-C) by someone, not through Jackline"
-    return Finding("killed_by_someone", "likely", title, ran_line(evidence), _GO_ON, place=evidence.last_frame)
+    return Finding("killed_by_someone", "likely", title, ran_line(evidence), GO_ON, place=evidence.last_frame)
 
 
 def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:

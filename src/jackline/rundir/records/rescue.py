@@ -7,6 +7,8 @@ people is made here, so that the log, the event and the command say the same.
 from __future__ import annotations
 
 import itertools
+import shlex
+from collections.abc import Iterable
 from typing import Any
 
 from jackline.immutable import immutable
@@ -82,6 +84,17 @@ def read_rescues(attempt: AttemptDir) -> list[RescueRecord]:
     """Those of all processes of an attempt, the newest first."""
     found = [RescueRecord.from_json(atomic.read_json(path)) for path in itertools.islice(attempt.list_rescues(), 64)]
     return sorted((one for one in found if one.is_there), key=lambda one: -(one.at_s or 0.0))
+
+
+def newest_rescue(attempts: Iterable[AttemptDir]) -> RescueRecord | None:
+    """The newest one on the disk, of the first of these attempts that has one."""
+    found = (one for attempt in attempts for one in read_rescues(attempt) if one.outcome in ("saved", "writing"))
+    return next(found, None)
+
+
+def loading_command(name: str) -> str:
+    """What prints the lines that load the last rescue of a run."""
+    return f"jackline rescue {shlex.quote(name)} --load"
 
 
 def write_rescue(attempt: AttemptDir, record: RescueRecord) -> None:

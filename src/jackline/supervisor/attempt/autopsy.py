@@ -29,6 +29,7 @@ from jackline.machine.proc import read_command
 from jackline.rundir.intent import Intent, read_intent
 from jackline.rundir.records.exit import ExitRecord, write_exit
 from jackline.rundir.records.fields import decode
+from jackline.rundir.records.rescue import loading_command, newest_rescue
 from jackline.rundir.records.session import read_session
 from jackline.rundir.records.supervisor import ProgressRecord
 from jackline.supervisor.attempt.watching import AttemptWatch
@@ -204,6 +205,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         restart_wish=intent.why if intent is not None and intent.restart else "",
         is_incomplete=is_incomplete(progress_record(watch.progress)),
         unsaved_why=intent.why if intent is not None and intent.is_unsaved else "",
+        rescued=loading_command(watch.run.name) if newest_rescue([attempt]) is not None else "",
         command=watch.written.command,
         disks=watch.written.disks(tail) if ending.exit_code or ending.signal else (),
         log_path=log.path,

@@ -16,7 +16,7 @@ import time
 from jackline.immutable import immutable
 from jackline.rundir.layout import AttemptDir
 from jackline.rundir.process_id import read_state
-from jackline.rundir.records.rescue import RescueRecord, read_rescue, read_rescues, rescue_lines
+from jackline.rundir.records.rescue import RescueRecord, loading_command, read_rescue, read_rescues, rescue_lines
 from jackline.supervisor.attempt.stopping import Stopping
 from jackline.supervisor.events import Events
 from jackline.supervisor.options import SuperviseOptions
@@ -170,6 +170,6 @@ class Rescuing:
         self._stall_s = max(self._stall_s, record.stall_s or 0.0)
         lines = rescue_lines(record)
         if record.is_saved and record.cause != "every":
-            lines.append(f"  load it: jackline rescue {self._attempt.path.parents[1].name} --load")
+            lines.append(f"  load it: {loading_command(self._attempt.path.parents[1].name)}")
         facts = {"path": record.path, "step": record.step, "outcome": record.outcome, "cause": record.cause}
         self._events.emit("rescued" if record.is_saved else "note", "\n".join(lines), **facts)
