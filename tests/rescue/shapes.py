@@ -122,6 +122,30 @@ def main():
             "more['last_optimizer']": more["last_optimizer"]})
 main()
 """,
+    # Who ends a whole group (Slurm, a container) ends the loader's workers too; torch then raises in the main thread,
+    # here while the rescue reads an object of the script.
+    "its_workers_end_with_it": """
+import os, signal
+data = torch.utils.data.TensorDataset(*batch(4096))
+loader = iter(torch.utils.data.DataLoader(data, batch_size=16, num_workers=1))
+class Average:
+    value = 0.0
+    def state_dict(self):
+        if step == truth.END:
+            worker = loader._workers[0].pid
+            os.kill(worker, signal.SIGKILL)
+            os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+        return {"value": self.value}
+    def load_state_dict(self, state):
+        self.value = state["value"]
+average, model = Average(), net()
+opt = torch.optim.AdamW(model.parameters())
+for step in itertools.count(1):
+    x, y = next(loader)
+    loss = F.mse_loss(model(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+    truth.note(step, loss, model=model, opt=opt)
+""",
     # A teacher on `meta` (its weights are elsewhere), an unused lazy layer, and an average that nobody names.
     "not_all_can_be_copied": """
 with torch.device("meta"):

@@ -109,3 +109,9 @@ def test_what_is_held_in_other_ways_is_named(way: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["exception", "asked"])
 def test_what_cannot_be_copied_does_not_keep_the_rest_from_being_rescued(way: str, tmp_path: Path) -> None:
     assert matrix.run_cell("not_all_can_be_copied", way, tmp_path) == ""
+
+
+def test_a_rescue_at_sigterm_outlives_the_workers_of_a_loader(tmp_path: Path) -> None:
+    record, _ = _ended("its_workers_end_with_it", "sigterm", tmp_path, code=-signal.SIGTERM)
+    assert (record.cause, record.outcome, record.step) == ("sigterm", "saved", 12)
+    assert "average" in {part["expression"] for part in record.parts}

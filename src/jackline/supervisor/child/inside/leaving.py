@@ -113,7 +113,7 @@ def _cause_of(kind):
 def _rescue(cause, frames, why):
     request = {"id": "", "cause": cause}
     wait_s = _LAST_WAIT_S.get(cause, rescue.LONG_WAIT_S)
-    is_ours = False
+    is_ours, of_children = False, _hold_children()
     try:
         is_done = _now.known and _now.rescued_step >= _now.num_steps
         is_ours = not is_done and _now.busy.acquire(True, wait_s)
@@ -132,6 +132,21 @@ def _rescue(cause, frames, why):
     finally:
         if is_ours:
             _now.busy.release()
+        if of_children is not None:
+            _signal.signal(_signal.SIGCHLD, of_children)
+
+
+def _hold_children():
+    """Who ends a whole group ends the loader's workers too, and torch's handler of SIGCHLD raises wherever the main
+    thread is: not in the middle of a rescue. The handler that was set, or None."""
+    try:
+        handler = _signal.getsignal(_signal.SIGCHLD)
+        if callable(handler):
+            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+            return handler
+    except ValueError:  # not the main thread, where no handler runs
+        pass
+    return None
 
 
 def _trains_elsewhere():
