@@ -57,6 +57,23 @@ def test_a_function_that_trains_one_epoch_gets_no_lines_its_caller_does(tmp_path
     assert changed == ["-    for epoch in range(1, n + 1):", "+    load()", "+    for epoch in range(3, n + 1):"]
 
 
+@pytest.mark.parametrize(
+    ("reached", "known", "begins"),
+    [(1, {"args.epochs": 40}, 1), (40, {"args.epochs": 40}, 41), (7, {}, 8)],
+)
+def test_a_loop_that_was_left_by_ctrl_c_begins_the_interrupted_epoch_again(
+    reached: int, known: dict[str, Any], begins: int, tmp_path: Path
+) -> None:
+    """As in pytorch/examples' word_language_model, which catches Ctrl-C and then fails. One that ran to its end does
+    not train again."""
+    source = (
+        "try:\n    for epoch in range(1, args.epochs + 1):\n        opt.step()\n"
+        "except KeyboardInterrupt:\n    pass\nload_best()\n"
+    )
+    _patched(tmp_path, source, _frame("<module>", 6, {"epoch": reached, **known}, model="model", opt="opt"))
+    assert f"    load()\n    for epoch in range({begins}, args.epochs + 1):" in (tmp_path / "train.py").read_text()
+
+
 def test_numbers_that_a_loop_carries_continue_and_times_do_not(tmp_path: Path) -> None:
     source = (
         "import time\nstep, best = 0, 1e9\nt0 = time.time()\nself = make()\nwhile True:\n    t1 = time.time()\n"

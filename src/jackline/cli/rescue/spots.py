@@ -7,7 +7,8 @@ tree, the numbers that a loop carries from pass to pass, and the edit of its `ra
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import add, mul, sub
 from typing import Any
 
 from jackline.immutable import immutable
@@ -16,6 +17,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _STEPS = frozenset(("step", "backward", "manual_backward"))
 _CLOCKS = frozenset(("time", "perf_counter", "monotonic", "process_time", "time_ns", "now", "default_timer"))
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
 _RANGES = frozenset(("range", "trange", "count"))
 
 
@@ -181,6 +183,8 @@ def continued(loop: ast.stmt, text: str, values: Mapping[str, Any], *, is_over: 
     is_odd = any(word.arg in ("start", "step") for word in call.keywords) or (is_over and len(call.args) > 2)
     if is_odd or (first is not None and first.end_lineno != loop.lineno):
         return text
+    if is_over and _last_of(call, values) not in (None, reached):
+        is_over = False  # left in the middle, as by Ctrl-C in a `try`: an interrupted pass begins again
     raw, start = text.encode(), str(reached + is_over).encode()
     if first is None or (len(call.args) == 1 and _name_of(call) != "count"):
         if start == b"0":
@@ -188,6 +192,22 @@ def continued(loop: ast.stmt, text: str, values: Mapping[str, Any], *, is_over: 
         at = first.col_offset if first is not None else (call.end_col_offset or 0) - 1
         return (raw[:at] + start + (b", " if first is not None else b"") + raw[at:]).decode()
     return (raw[: first.col_offset] + start + raw[first.end_col_offset :]).decode()
+
+
+def _last_of(call: ast.Call, values: Mapping[str, Any]) -> int | None:
+    """The last number of a `range`, where its end can be computed from numbers that are known."""
+    ends = call.args[1:2] or call.args[:1]
+    end = _number_of(ends[0], values) if ends and _name_of(call) != "count" else None
+    return end - 1 if end is not None else None
+
+
+def _number_of(node: ast.expr, values: Mapping[str, Any]) -> int | None:
+    """Of `90`, `args.epochs` and `args.epochs + 1`."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _number_of(node.left, values), _number_of(node.right, values)
+        return _OPERATORS[type(node.op)](left, right) if left is not None and right is not None else None
+    found = node.value if isinstance(node, ast.Constant) else values.get(ast.unparse(node))
+    return found if type(found) is int else None
 
 
 def _range_in(node: ast.expr) -> ast.Call | None:
