@@ -12,6 +12,7 @@ import subprocess
 import sys
 import weakref
 from collections import OrderedDict, namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ from jackline.cli.commands.run import wants_rescue
 from jackline.cli.rescue.patch import loading_text
 from jackline.errors import UsageError
 from jackline.rundir.layout import AttemptDir
-from jackline.rundir.records.rescue import RescueRecord, read_rescues, rescue_lines
+from jackline.rundir.records.rescue import (
+    RescueRecord,
+    newest_rescue,
+    read_rescue,
+    read_rescues,
+    rescue_lines,
+    write_rescue,
+)
 from jackline.supervisor.attempt.rescuing import is_answer, next_interval_s
 from tests.deadline import HANGS_S
 from tests.rescue import matrix, zoo
@@ -251,6 +259,19 @@ def test_a_rescue_of_a_run_without_one_says_why(tmp_path: Path) -> None:
     )
     assert done.returncode == 2 and "nothing was rescued of run 'a'" in done.stderr
     shutil.rmtree(tmp_path / "runs")
+
+
+def test_a_rescue_that_fails_does_not_take_the_place_of_one_that_was_saved(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path / "runs/a/attempts/001")
+    attempt.path.mkdir(parents=True)
+    saved = RescueRecord(id="1", pid=7, cause="asked", outcome="saved", path="/x/step-00000025", step=25, at_s=5.0)
+    refused = RescueRecord(id="2", pid=7, cause="sigterm", outcome="refused", why="the disk is full", at_s=6.0)
+    for record in (saved, refused, replace(refused, id="3", at_s=7.0)):
+        write_rescue(attempt, record)
+    assert read_rescue(attempt, 7).id == "3"  # what was asked last gets its answer
+    assert [one.id for one in read_rescues(attempt)] == ["3", "1"] and newest_rescue([attempt]) == saved
+    write_rescue(attempt, replace(saved, id="4", step=30, at_s=8.0))
+    assert [one.id for one in read_rescues(attempt)] == ["4"]
 
 
 def test_who_asks_twice_at_once_waits_for_neither_answer_in_vain() -> None:

@@ -265,6 +265,10 @@ class AttemptDir:
         """Written by a process of the command: its newest rescue."""
         return self.path / f"rescue-{pid}.json"
 
+    def kept_rescue_file(self, pid: int) -> Path:
+        """The last rescue that was saved, where the newest was not."""
+        return self.path / f"rescue-{pid}.saved.json"
+
     def list_rescues(self) -> list[Path]:
         return _numbered(self.path, _RESCUE)
 

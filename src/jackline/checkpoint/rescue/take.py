@@ -164,9 +164,12 @@ class Rescuer:
         disk = read_disk(self._run.path)
         why = "" if moment.is_asked else too_dear(size, disk.free_bytes if disk else None, moment.trained_s)
         if not (moment.is_asked or moment.is_counted) and moment.trained_s < LEAST_TRAINED_S:
-            why = f"no optimizer of torch has stepped in the {format_duration(moment.trained_s)} since backward()"
+            why = (
+                f"its first backward() was {format_duration(moment.trained_s)} ago, and without an optimizer of "
+                f"torch it counts as a training after {format_duration(LEAST_TRAINED_S)}"
+            )
         if why:
-            raise CannotRescue(f"{why}; `jackline rescue {self._run.name}` would have saved it all the same")
+            raise CannotRescue(f"{why}; asked while it runs, `jackline rescue {self._run.name}` saves it")
         # In a round of several optimizers (a critic that steps five times) the one that steps least counts rounds.
         counts = [count for one in found.of("optimizer") if (count := _steps_in_state(one))]
         step = min(counts, default=moment.num_steps)

@@ -342,7 +342,9 @@ def _notes(record: RescueRecord, place: Place) -> list[str]:
     counted = bound_in(spot.outer[0] if spot.outer else spot.statement) if spot is not None else set()
     every = {name: value for name, value in (record.values or {}).items() if isinstance(value, int | float)}
     values = {name: value for name, value in every.items() if name in counted} or every
-    known = ", ".join(f"{' '.join(name.splitlines())} = {value}" for name, value in list(values.items())[:8])
+    values = {name: value for name, value in values.items() if not _is_time_of_day(value)}
+    ranked = sorted(values.items(), key=lambda item: isinstance(item[1], float))  # counters first
+    known = ", ".join(f"{' '.join(name.splitlines())} = {value}" for name, value in ranked[:8])
     called = ", ".join(place.callers)
     return [
         "# Not restored by these lines: the position in the data (an interrupted epoch begins again) and RNG states,",
@@ -355,6 +357,11 @@ def _notes(record: RescueRecord, place: Place) -> list[str]:
         ),
         *([f"# {' '.join(text.splitlines())} is not in it." for text in record.missing]),
     ]
+
+
+def _is_time_of_day(value: float) -> bool:
+    """What `time.time()` gives: said of the moment by the record already."""
+    return isinstance(value, float) and 1e9 < value < 1e10
 
 
 OFFER = "# Four lines of `jackline.attach` make this script resume exactly, by itself: docs/guides/own-loop.md"

@@ -81,8 +81,11 @@ def read_rescue(attempt: AttemptDir, pid: int) -> RescueRecord:
 
 
 def read_rescues(attempt: AttemptDir) -> list[RescueRecord]:
-    """Those of all processes of an attempt, the newest first."""
+    """Those of all processes of an attempt, the newest first. Where the newest of a process was not saved, also the
+    last that was."""
     found = [RescueRecord.from_json(atomic.read_json(path)) for path in itertools.islice(attempt.list_rescues(), 64)]
+    kept = [attempt.kept_rescue_file(one.pid) for one in found if one.pid is not None and not one.is_saved]
+    found += [RescueRecord.from_json(atomic.read_json(path)) for path in kept]
     return sorted((one for one in found if one.is_there), key=lambda one: -(one.at_s or 0.0))
 
 
@@ -98,7 +101,10 @@ def loading_command(name: str) -> str:
 
 
 def write_rescue(attempt: AttemptDir, record: RescueRecord) -> None:
+    """One that failed or was refused does not take the place of one that is on the disk."""
     assert record.pid is not None
+    if not record.is_saved and (last := read_rescue(attempt, record.pid)).is_saved:
+        atomic.write_json(attempt.kept_rescue_file(record.pid), last.to_json(), durable=True)
     atomic.write_json(attempt.rescue_file(record.pid), record.to_json(), durable=record.is_saved)
 
 

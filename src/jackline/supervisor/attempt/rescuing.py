@@ -147,7 +147,7 @@ class Rescuing:
         return bool(self._asked)
 
     def _read_answers(self, now_s: float, *, is_over: bool = False) -> None:
-        for record in read_rescues(self._attempt) if is_over else self._known_records():
+        for record in read_rescues(self._attempt)[::-1] if is_over else self._known_records():
             if record.pid is not None and self._told.get(record.pid) != record.at_s:
                 self._told[record.pid] = record.at_s or 0.0
                 self._tell(record)

@@ -315,8 +315,19 @@ def note_failure(request, problem):
         why = f"{type(problem).__name__}: {problem}"
         record = {**_named(request), "pid": _getpid(), "outcome": "failed", "why": why, "at_s": time.time()}
         path = os.path.join(os.path.dirname(_now.folder), f"rescue-{_getpid()}.json")
+        _keep_saved(path)
         with open(f"{path}.new", "w") as file:
             json.dump(record, file)
         os.rename(f"{path}.new", path)
     except Exception:
+        pass
+
+
+def _keep_saved(path):
+    """A failure does not take the place of a rescue that is on the disk (rundir/records/rescue)."""
+    try:
+        with open(path) as file:
+            if json.load(file)["outcome"] == "saved":
+                os.rename(path, f"{path[:-5]}.saved.json")
+    except (OSError, ValueError, KeyError):
         pass
