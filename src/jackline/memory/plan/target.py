@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from jackline.errors import UsageError
+from jackline.memory.imagined.gpu import imagined_gpu
+from jackline.memory.plan.example import batch_size, kept_sizes, resized
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.hub import find_config, is_config_target
 from jackline.memory.plan.model_settings import parse_model_settings
 from jackline.memory.plan.own_file import load_file
 from jackline.memory.predict.job import Job, StepOptions
-from jackline.memory.predict.step import meta_copy
+from jackline.memory.predict.questions import Questions
+from jackline.memory.predict.shortcuts import Unfilled
+from jackline.memory.predict.step import explained_trace, failed_in, meta_copy, to_meta
+from jackline.memory.predict.values import Values
 
 _CONTRACT = "it returns (model, batch) or (model, batch, loss), or step(n), which does one whole step with n samples"
 _OWN_BATCH = 8
@@ -59,7 +64,7 @@ def _from_config(target: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
 
 
 def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) -> Candidate:
-    made = _called(path, name)
+    made = _called(path, name, gpu)
     if callable(made):
         return _from_step(path, name, words)
     model, batch, loss = made if len(made) == 3 else (*made, call_model)
@@ -70,7 +75,9 @@ def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) ->
             f"parallel=tp needs a transformers config: {path}:{name} does not say which layers are divided",
             hint="--parallel fsdp or --parallel ddp",
         )
-    size = _batch_size(batch, path, name)
+    size = batch_size(batch)
+    if not size:
+        raise UsageError(f"the batch of {path}:{name} has no tensor with a first dimension", hint=_CONTRACT)
     job = job_of(
         model,
         batch,
@@ -84,9 +91,25 @@ def _from_function(path: str, name: str, gpu: GpuModel, words: Sequence[str]) ->
             is_offloading=settings.offload,
         ),
     )
-    count = sum(weight.numel() for weight in model.parameters())
+    kept = kept_sizes(batch, size)
+    if kept:
+        note = (
+            f"of the batch {' and '.join(kept[:3])} keeps its size: only what begins with {size} grows with the batch"
+        )
+        job = replace(job, note=note)
+    count = sum(weight.numel() for weight in _whole(model, job, gpu).parameters())
     steps = {"steps": settings.steps} if settings.steps else {}
     return Candidate(job, {"parameters": count, "batch_size": job.global_batch, **steps})
+
+
+def _whole(model: nn.Module, job: Job, gpu: GpuModel) -> nn.Module:
+    """The model after one forward pass if it has lazy layers, which get their shapes from the first batch."""
+    if not any(nn.parameter.is_lazy(weight) for weight in model.parameters()):
+        return model
+    with explained_trace(job.name), torch.device("meta"), torch.no_grad(), imagined_gpu(gpu):
+        to_meta(model)
+        job.loss(model, job.batch(1))
+    return model
 
 
 def _from_step(path: str, name: str, words: Sequence[str]) -> Candidate:
@@ -101,27 +124,40 @@ def _from_step(path: str, name: str, words: Sequence[str]) -> Candidate:
         global_batch=settings.batch_size or _OWN_BATCH,
         options=StepOptions(settings.precision or "fp32", algorithm=settings.optimizer),
         note="your own step: its precision, accumulation and optimizers are those of its code",
+        asks_for_gpu=True,
         own_step=function,
     )
     steps = {"steps": settings.steps} if settings.steps else {}
     return Candidate(job, {"batch_size": job.global_batch, **steps})
 
 
-def _called(path: str, name: str) -> Any:
+def _called(path: str, name: str, gpu: GpuModel) -> Any:
     function = getattr(load_file(path, example="jackline plan train.py:make_model"), name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function '{name}'", hint=_CONTRACT)
+    values = Values()
     try:
-        # On the meta device tensors have no values, so that even a model of 70 GB can be built here.
-        with torch.device("meta"):
+        # On the meta device tensors have no memory, so that even a model of 70 GB can be built here.
+        with torch.device("meta"), Unfilled(values), Questions(values), imagined_gpu(gpu):
             made = function()
     except (RuntimeError, NotImplementedError):
-        made = function()
+        made = _called_again(function, f"{path}:{name}", gpu)
+    except Exception as error:  # of any kind: it is a person's own code
+        raise failed_in(f"{path}:{name}", error) from error
     if callable(made) and not isinstance(made, nn.Module):
         return made
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
         raise UsageError(f"{path}:{name} returned {type(made).__name__}, which cannot be planned", hint=_CONTRACT)
     return made
+
+
+def _called_again(function: Callable[[], Any], name: str, gpu: GpuModel) -> Any:
+    """With real tensors, for code that does with them what the meta device cannot."""
+    try:
+        with imagined_gpu(gpu):
+            return function()
+    except Exception as error:
+        raise failed_in(name, error) from error
 
 
 def job_of(
@@ -138,13 +174,17 @@ def job_of(
     The model's weights are neither changed nor copied. Without `loss`, `model(*batch)` (or `model(**batch)`) must
     return the scalar to differentiate.
     """
+    size = batch_size(batch)
+    if not size:
+        raise UsageError(f"the batch of {name} has no tensor with a first dimension", hint=_CONTRACT)
     return Job(
         name=name,
         build=lambda _: meta_copy(model) if _is_meta() else model,
-        batch=lambda count: _resized(batch, count),
+        batch=lambda count: resized(batch, size, count),
         loss=loss or call_model,
-        global_batch=global_batch or _batch_size(batch, name, "batch"),
+        global_batch=global_batch or size,
         options=options or StepOptions(),
+        asks_for_gpu=True,
     )
 
 
@@ -161,27 +201,3 @@ def call_model(model: nn.Module, batch: Any) -> Tensor:
 
 def _is_meta() -> bool:
     return torch.get_default_device().type == "meta"
-
-
-def _resized(value: Any, count: int) -> Any:
-    """The same batch with `count` samples: without values on the meta device, elsewhere with the samples repeated."""
-    if isinstance(value, Tensor):
-        if _is_meta():
-            return torch.empty((count, *value.shape[1:]) if value.dim() else (), dtype=value.dtype)
-        if value.is_meta:
-            return torch.zeros((count, *value.shape[1:]) if value.dim() else (), dtype=value.dtype)
-        wanted = torch.arange(count, device=value.device) % max(1, value.shape[0]) if value.dim() else None
-        return (value if wanted is None else value[wanted]).to(torch.get_default_device())
-    if isinstance(value, Mapping):
-        return {key: _resized(item, count) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_resized(item, count) for item in value)
-    return value
-
-
-def _batch_size(batch: Any, path: str, name: str) -> int:
-    tensors = [batch] if isinstance(batch, Tensor) else list(batch.values() if isinstance(batch, Mapping) else batch)
-    sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, Tensor) and tensor.dim()]
-    if not sizes:
-        raise UsageError(f"the batch of {path}:{name} has no tensor with a first dimension", hint=_CONTRACT)
-    return int(sizes[0])

@@ -54,6 +54,15 @@ def attend(
     return _Attention.apply(query, key, value, mask, how)  # type: ignore[no-untyped-call]
 
 
+def attend_flexibly(args: tuple[Any, ...], on_work: OnWork | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """FlexAttention as compiled programs run it: one kernel that keeps what flash attention keeps. (output, sums of
+    the rows, their largest scores)"""
+    query, key, value = args[:3]
+    out = _Attention.apply(query, key, value, None, _How("flash", on_work))  # type: ignore[no-untyped-call]
+    sums, largest = (_float32(query, *query.shape[:3]) for _ in range(2))
+    return out, sums, largest
+
+
 def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, best: Fused) -> Fused:
     """The first of cuDNN, flash and the memory-efficient kernel that can do it, as PyTorch chooses."""
     is_low = query.dtype in (torch.float16, torch.bfloat16)

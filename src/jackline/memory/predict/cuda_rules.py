@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from jackline.memory.predict.attention import Fused, OnWork, attend
+from jackline.memory.predict.attention import Fused, OnWork, attend, attend_flexibly
 from jackline.memory.predict.recurrent import RECURRENT, recur
 
 # PyTorch's documented lists of CUDA autocast, by the name of the function that does the work.
@@ -65,6 +65,7 @@ _FLOAT32 = frozenset((*_FLOAT32_NAMES.split(), *(name for name in _SOME_VERSIONS
 _FLOAT32_RESULT = frozenset({"sum", "prod", "cumsum", "cumprod"})
 _CROSS_ENTROPY_OPTIONS = ("weight", "reduction", "ignore_index", "label_smoothing")
 _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd"})
+_ATTENTION = frozenset({"scaled_dot_product_attention", "flex_attention"})
 _SOFTMAX = frozenset({"softmax", "log_softmax"})
 # The modules whose Python wrappers check for a `__torch_function__` override.
 _WRAPPERS = (functional, torch.functional, torch._tensor, torch.autograd)
@@ -101,20 +102,30 @@ class CudaRules(TorchFunctionMode):
     def answers(self) -> Iterator[None]:
         """Answer a model that asks about autocast for CUDA or for its device, and obey one that switches it on or
         off. For the meta device torch would raise, and without a GPU it ignores autocast for CUDA."""
-        changed: Any = torch
-        kept = torch.is_autocast_enabled, torch.get_autocast_dtype
-        is_enabled, dtype_of = kept
-        changed.is_autocast_enabled = lambda *asked: (
-            self._low is not None if not asked or asked[0] in _IMITATED else is_enabled(*asked)
+        is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
+        is_available = torch.amp.is_autocast_available
+        answers: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+            (
+                torch,
+                "is_autocast_enabled",
+                lambda *asked: self._low is not None if not asked or asked[0] in _IMITATED else is_enabled(*asked),
+            ),
+            (
+                torch,
+                "get_autocast_dtype",
+                lambda asked: (self._low or torch.bfloat16) if asked in _IMITATED else dtype_of(asked),
+            ),
+            # Asked before a recomputation, which then happens under the autocast of the forward pass.
+            (torch.amp, "is_autocast_available", lambda asked: asked in _IMITATED or is_available(asked)),
+            # Asked by recurrent layers, which otherwise want input and weights of one dtype.
+            (torch._C, "_is_any_autocast_enabled", lambda: self._low is not None),
         )
-        changed.get_autocast_dtype = lambda asked: (
-            (self._low or torch.bfloat16) if asked in _IMITATED else dtype_of(asked)
-        )
-        try:
+        with contextlib.ExitStack() as kept:
+            for module, name, answer in answers:
+                kept.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, answer)
             with self._own_autocast():
                 yield
-        finally:
-            changed.is_autocast_enabled, changed.get_autocast_dtype = kept
 
     @contextlib.contextmanager
     def _own_autocast(self) -> Iterator[None]:
@@ -177,8 +188,8 @@ class CudaRules(TorchFunctionMode):
             if name == "cross_entropy_loss":
                 return self._cross_entropy(func, args, kwargs)
             args, kwargs = self._cast(name, args, kwargs)
-        if name == "scaled_dot_product_attention":
-            return attend(func, args, kwargs, fused=self._fused, on_work=self._on_work)
+        if name in _ATTENTION:
+            return self._attend(name, func, args, kwargs)
         if name == "rms_norm":
             return rms_norm(func, args, kwargs)
         if name in RECURRENT and isinstance(args[1], Tensor | tuple | list):
@@ -194,6 +205,13 @@ class CudaRules(TorchFunctionMode):
         if name in _SOFTMAX and _is_half_to_float(args, kwargs):
             return _fused_softmax(name, args, kwargs)
         return func(*args, **kwargs)
+
+    def _attend(self, name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "scaled_dot_product_attention":
+            return attend(func, args, kwargs, fused=self._fused, on_work=self._on_work)
+        # PyTorch's own function has the same name as the kernel inside it.
+        is_kernel = isinstance(func, torch._ops.HigherOrderOperator)
+        return attend_flexibly(args, self._on_work) if is_kernel else func(*args, **kwargs)
 
     def _cast(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]

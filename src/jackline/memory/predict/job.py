@@ -49,5 +49,7 @@ class Job:
     can_recompute: bool = False
     can_chunk_loss: bool = False
     note: str = ""
+    # A person's own code, written for a GPU: while it is traced, PyTorch says that there is one.
+    asks_for_gpu: bool = False
     # Instead of all of the above: builds everything and returns step(n), which does one whole step with n samples.
     own_step: Callable[[], Callable[[int], object]] | None = None

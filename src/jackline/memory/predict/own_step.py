@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from jackline.memory.imagined.gpu import imagined_gpu
+from jackline.memory.imagined.programs import as_on_gpu
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.model_settings import Algorithm
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
@@ -46,10 +48,11 @@ def trace_own_step(make: Callable[[], Step], micro_batch: int, gpu: GpuModel) ->
     # What the step prints must not get into the plan's output.
     with contextlib.redirect_stdout(sys.stderr), torch.device("meta"), recorder:
         begin = recorder.mark()
-        with Unfilled(values), Questions(values):
+        with Unfilled(values), Questions(values), imagined_gpu(gpu):
             step = make()
         recorder.label(recorder.survivors(begin), "weights")
-        with leaf_functions(), rules.answers(), _imitated_optimizers(recorder), rules, Questions(values):
+        own = _imitated_optimizers(recorder)
+        with leaf_functions(), rules.answers(), as_on_gpu(), own, rules, Questions(values), imagined_gpu(gpu):
             for number in range(_NUM_STEPS):
                 gc.collect(0)
                 recorder.phase = "step"

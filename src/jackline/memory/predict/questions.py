@@ -48,6 +48,8 @@ class Questions(TorchFunctionMode):
             return self._make(func, args, kwargs)
         if name in _COMPARES and any(isinstance(one, Tensor) and one.is_meta for one in args[:2]):
             return self._compare(func, args, kwargs)
+        if name == "split_with_sizes" or (name == "split" and len(args) > 1 and isinstance(args[1], list)):
+            args = (args[0], self._shared(args[0], *args[1:3], **kwargs), *args[2:])
         if name in _INDEXES and args[0].is_meta:
             args = (args[0], self._numbered(args[1], is_index=True), *args[2:])
         try:
@@ -62,6 +64,14 @@ class Questions(TorchFunctionMode):
     def _read(self, tensor: Tensor) -> Tensor:
         known = self._values.value_of(tensor)
         return self._values.assume(tensor) if known is None else known
+
+    def _shared(self, value: Tensor, sizes: Any, dim: int = 0) -> Any:
+        """Sizes of parts that were read of an unknown tensor are all zero: then the parts are alike."""
+        count, total = len(sizes), value.shape[dim] if value.dim() else 0
+        if not value.is_meta or not count or not total or any(sizes):
+            return sizes
+        self._values.note("parts of unknown sizes are alike")
+        return [total // count + (number < total % count) for number in range(count)]
 
     def _make(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = self._numbered(args, is_index=False) if args and isinstance(args[0], list | tuple) else args

@@ -42,10 +42,14 @@ def _layer_norm_backward(grad: Tensor, value: Tensor, *rest: Any) -> Any:
 
 
 def _addmm(bias: Tensor, left: Tensor, right: Tensor, **options: Any) -> Any:
-    return None if options or bias.dim() != 1 else left.new_empty((left.shape[0], right.shape[1]))
+    if options or bias.dim() != 1 or left.shape[1] != right.shape[0]:
+        return None
+    return left.new_empty((left.shape[0], right.shape[1]))
 
 
 def _mm(left: Tensor, right: Tensor) -> Any:
+    if left.shape[1] != right.shape[0]:
+        return None  # which PyTorch itself says better
     return left.new_empty((left.shape[0], right.shape[1]))
 
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from jackline.errors import JacklineError
+from jackline.memory.imagined.gpu import imagined_gpu
+from jackline.memory.imagined.programs import as_on_gpu, without_fast_path
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.predict.allocator import Arena
 from jackline.memory.predict.cuda_rules import CudaRules, leaf_functions
@@ -36,6 +38,9 @@ from jackline.memory.ranks.shards import add_buckets, on_ranks
 from jackline.memory.ranks.tensor import take_sent
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# What a person's code raises wherever it runs.
+_MISTAKES = (AttributeError, ImportError, LookupError, NameError, OSError, TypeError)
+_ON_A_GPU = "the rehearsal before step 0 measures it instead; or give shapes that do not depend on values"
 _NUM_STEPS = 2  # the optimizer's state exists only from the second step on
 
 
@@ -61,7 +66,7 @@ def trace_step(
 ) -> Trace:
     """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
     every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
-    with _explained(job.name), own_chance(), _no_collections():
+    with explained_trace(job.name), own_chance(), _no_collections():
         if job.own_step is not None:
             return trace_own_step(job.own_step, micro_batch, gpu)
         return _trace(job, micro_batch, gpu, options, is_accumulating)
@@ -77,7 +82,7 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
         on_weight_copy=lambda copy: recorder.add(copy, "weight_copies"),
         on_work=recorder.counter.add,
     )
-    model = _build(job, options, values).train()
+    model = _build(job, gpu, options, values).train()
     for tensor in _weights(model):
         recorder.add(tensor, "weights")
     for tensor in flatten_weights(model):
@@ -87,7 +92,8 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
         add_buckets(recorder, trained)
     has_kept = False
     sent_bytes = 0 * take_sent(model)
-    with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
+    with contextlib.ExitStack() as around:
+        _enter(around, job, gpu, recorder, rules, values)
         optimizer = MetaOptimizer(trained, options)
         for step in range(_NUM_STEPS):
             gc.collect(0)
@@ -119,14 +125,26 @@ def _trace(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_a
     return on_ranks(made, model, options)
 
 
-def _build(job: Job, options: StepOptions, values: Values) -> nn.Module:
-    with torch.device("meta"), Unfilled(values), Questions(values):
+def _enter(
+    around: contextlib.ExitStack, job: Job, gpu: GpuModel, recorder: Recorder, rules: CudaRules, values: Values
+) -> None:
+    """Everything under which a slice is traced, in the order in which it sees a call last."""
+    for one in (torch.device("meta"), leaf_functions(), rules.answers(), as_on_gpu(), recorder, rules):
+        around.enter_context(one)
+    around.enter_context(Questions(values))
+    if job.asks_for_gpu:
+        around.enter_context(imagined_gpu(gpu))
+
+
+def _build(job: Job, gpu: GpuModel, options: StepOptions, values: Values) -> nn.Module:
+    asked = imagined_gpu(gpu) if job.asks_for_gpu else contextlib.nullcontext()
+    with torch.device("meta"), Unfilled(values), Questions(values), asked:
         model = job.build(options)
-        _to_meta(model)
+        to_meta(model)
         return model.to(torch.bfloat16) if options.precision in ("bf16-weights", "bf16-pure") else model
 
 
-def _to_meta(model: nn.Module) -> None:
+def to_meta(model: nn.Module) -> None:
     """In place: `torch.Tensor(n)` in a model's code makes a tensor on the CPU whatever the default device is."""
     moved: dict[int, Any] = {}
     for module in model.modules():
@@ -154,11 +172,13 @@ def evaluation_bytes(job: Job, micro_batch: int, gpu: GpuModel, options: StepOpt
     rules = CudaRules(
         _LOW.get(options.precision), has_flash=gpu.has_flash_attention, has_cudnn=gpu.has_cudnn_attention
     )
-    with _explained(job.name), own_chance(), _no_collections(), torch.no_grad():
-        model = _build(job, options, values).eval()
+    with explained_trace(job.name), own_chance(), _no_collections(), torch.no_grad():
+        model = _build(job, gpu, options, values).eval()
         for tensor in _weights(model):
             recorder.add(tensor, "weights")
-        with torch.device("meta"), leaf_functions(), rules.answers(), recorder, rules, Questions(values):
+        with contextlib.ExitStack() as around:
+            _enter(around, job, gpu, recorder, rules, values)
+            around.enter_context(without_fast_path())
             batch = job.batch(micro_batch)
             with rules.autocast():
                 job.loss(model, batch)
@@ -196,6 +216,12 @@ def _slice(recorder: Recorder, rules: CudaRules, job: Job, model: nn.Module, mic
     # What outlives the forward pass is kept for the backward pass; the rest was temporary.
     recorder.label(recorder.survivors(begin), "activations")
     recorder.phase = "backward"
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        made = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise CannotTrace(
+            f"the loss of {job.name} is {made}, and a step differentiates one number",
+            hint="return (model, batch, loss) with a loss of one number; or let the model return its loss",
+        )
     torch.autograd.backward(loss)
 
 
@@ -247,17 +273,26 @@ def predict(
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
+def explained_trace(name: str) -> Iterator[None]:
     try:
         yield
     except JacklineError:
         raise
     except Exception as error:  # of any kind: it is the model's own code
-        raise CannotTrace(
-            f"{name} cannot be traced without a GPU: {_first_line(error)}",
-            detail=(f"at {_place(error)}",) if _place(error) else (),
-            hint="the rehearsal before step 0 measures it instead; or give shapes that do not depend on values",
-        ) from error
+        raise failed_in(name, error) from error
+
+
+def failed_in(name: str, error: Exception) -> CannotTrace:
+    """What happened, where, and what to do: code that is wrong is told from what only a GPU can do."""
+    is_mistake = isinstance(error, _MISTAKES)
+    said = _first_line(error)
+    if isinstance(error, _MISTAKES):
+        said = f"{type(error).__name__}: {said}"
+    return CannotTrace(
+        f"{name} cannot be traced without a GPU: {said}",
+        detail=(f"at {_place(error)}",) if _place(error) else (),
+        hint="does this code run as it is? Try one step of it" if is_mistake else _ON_A_GPU,
+    )
 
 
 def _first_line(error: BaseException) -> str:

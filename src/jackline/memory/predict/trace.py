@@ -202,6 +202,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record a tensor's storage. When `part` is given, label it, even if it was recorded before."""
         if tensor.device.type != self._device_type:
             return
+        if tensor.layout == torch.sparse_coo:  # the gradient of an embedding with sparse=True
+            self.add(tensor._indices(), part)
+            self.add(tensor._values(), part)
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)

@@ -10,13 +10,15 @@ Owns which values are known and what is assumed where they are not. `questions` 
 Where the answer depends on real data, an assumption takes its place and is noted with the line that asked:
 
 - the experts that a router chooses: spread evenly, or (`Routing`) all tokens to the same ones,
-- a selection by an unknown mask: everything is selected, which is the most memory,
+- a selection by an unknown mask: everything is selected, which is the most memory; a count of it is of everything,
 - `any()` of unknown values is false and `all()` is true: no infinities, no padding.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -97,13 +99,16 @@ class Values:
             return None
 
     def _assumed_scalar(self, func: Any, args: tuple[Any, ...]) -> Value | None:
-        """`any` and `all` of unknown values; the index of the largest one, which is how a router chooses one. No
-        value counts as not-a-number."""
+        """`any` and `all` of unknown values; how many are true; the index of the largest one, which is how a router
+        chooses one. All count as finite."""
         name = func.overloadpacket
-        if name is torch.ops.aten.isnan or (name is torch.ops.aten.ne and args[0] is args[1]):
-            return Value(torch.zeros(args[0].shape, dtype=torch.bool, device="cpu"))
-        if name in (torch.ops.aten.any, torch.ops.aten.all, torch.ops.aten.argmax):
+        if (is_so := _about_finite(name, args)) is not None:
+            return Value(torch.full(args[0].shape, is_so, dtype=torch.bool, device="cpu"))
+        if name in _TRUTHS or name is torch.ops.aten.argmax:
             return _of_unknown(self, name, args)
+        is_counted = name in (torch.ops.aten.sum, torch.ops.aten.count_nonzero) and args[0].dtype == torch.bool
+        if is_counted and args[0].numel() <= MOST_WHOLE:
+            return Value(func(torch.ones(args[0].shape, dtype=torch.bool, device="cpu"), *args[1:]), EVERYTHING)
         return None
 
     # Answers.
@@ -149,6 +154,19 @@ def keep_value(tensor: Tensor, value: Tensor) -> None:
     """Let a meta tensor carry a value that is known from elsewhere."""
     if tensor.is_meta and tensor.numel() <= most(tensor):
         setattr(tensor, ATTRIBUTE, Value(value))
+
+
+def known_value(tensor: Tensor) -> Tensor | None:
+    """What a tensor holds, or what a meta tensor carries, where that is certain and small."""
+    if not tensor.is_meta:
+        return tensor.detach().cpu() if tensor.numel() <= most(tensor) else None
+    found: Value | None = getattr(tensor, ATTRIBUTE, None)
+    return found.tensor if found is not None and not found.assumed else None
+
+
+def forget_value(tensor: Tensor) -> None:
+    if hasattr(tensor, ATTRIBUTE):
+        delattr(tensor, ATTRIBUTE)
 
 
 def keep(tensor: Tensor, value: Value | None, func: Any, args: tuple[Any, ...]) -> None:
@@ -228,6 +246,19 @@ def _assume_sorted(values: Values, results: Any, args: tuple[Any, ...], kwargs: 
         setattr(indices, ATTRIBUTE, Value(order.movedim(-1, dim), "an unknown order"))
 
 
+def _about_finite(name: Any, args: tuple[Any, ...]) -> bool | None:
+    """The answer to `isnan`, `isinf`, `isfinite` or what they are made of, for numbers; None for another question."""
+    if name in (_aten.isnan, _aten.isinf, _aten.isposinf, _aten.isneginf):
+        return False
+    if name not in (_aten.eq, _aten.ne):
+        return None
+    other = args[1]
+    is_limit = isinstance(other, float) and not math.isfinite(other)
+    if other is args[0]:
+        return bool(name is _aten.eq)
+    return bool(name is _aten.ne) if is_limit else None
+
+
 def _of_unknown(values: Values, name: Any, args: tuple[Any, ...]) -> Value | None:
     source = args[0]
     dim = args[1] if len(args) > 1 else None
@@ -247,12 +278,14 @@ def _of_unknown(values: Values, name: Any, args: tuple[Any, ...]) -> Value | Non
             return None
         chosen = _spread(values, (*shape, 1), -1, source.shape[dim]).reshape(shape)
         return Value(chosen, ROUTED)
-    is_all = name is torch.ops.aten.all
+    is_all = _TRUTHS[name]
     words = "unknown values are all true" if is_all else "no unknown value is true"
     return Value(torch.full(shape, is_all, device="cpu"), words)
 
 
 _aten = torch.ops.aten
+# Questions about all values at once, and what is answered where they are unknown.
+_TRUTHS = {_aten.any: False, _aten.all: True, _aten._is_any_true: False, _aten._is_all_true: True}
 _EMPTY = frozenset({_aten.empty, _aten.empty_strided})
 _UNFILLED = frozenset({_aten.empty_like, _aten.new_empty, _aten.new_empty_strided})
 _ASSUMED: dict[Any, Callable[[Values, Any, tuple[Any, ...], dict[str, Any]], None]] = {
@@ -263,10 +296,13 @@ _ASSUMED: dict[Any, Callable[[Values, Any, tuple[Any, ...], dict[str, Any]], Non
 
 @contextlib.contextmanager
 def own_chance() -> Iterator[None]:
-    """Draw from a fixed state and put the RNG state of the process back: a plan must not change a training."""
-    kept = torch.get_rng_state()
+    """Draw from a fixed state and put the RNG states of the process back: a plan must not change a training. Python's
+    own too, because a program that decides by it must do the same in every trace."""
+    kept, kept_python = torch.get_rng_state(), random.getstate()
     torch.default_generator.manual_seed(0)
+    random.seed(0)
     try:
         yield
     finally:
         torch.set_rng_state(kept)
+        random.setstate(kept_python)
