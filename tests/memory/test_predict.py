@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from jackline.memory.plan.gpus import GPU_MODELS, Precision
-from jackline.memory.plan.scale import make_line
+from jackline.memory.plan.scale import line_through, make_line
 from jackline.memory.predict.job import Job, StepOptions
 from jackline.memory.predict.step import CannotTrace, Prediction, meta_copy, predict, replay, trace_step
 from jackline.memory.predict.trace import Recorder
@@ -209,10 +209,9 @@ def test_two_traces_make_the_sums_of_all_others() -> None:
         lambda model, x: model(x).sum(dim=2).sum() + model(x).sum(dim=(0, 1)).mean() + model(x).mean(dim=0).sum(),
         64,
     )
-    traces = {n: trace_step(job, n, H200, StepOptions(precision="fp32")) for n in (2, 4, 33)}
-    line = make_line(traces[2], 2, traces[4], 4)
+    line = line_through(lambda n: trace_step(job, n, H200, StepOptions(precision="fp32")), 2, 4)
     assert line is not None
-    assert line.at(33).allocations == traces[33].allocations
+    assert line.at(33).allocations == trace_step(job, 33, H200, StepOptions(precision="fp32")).allocations
 
 
 class OfEverything(nn.Module):

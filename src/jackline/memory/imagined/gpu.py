@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from jackline import accelerator
 from jackline.memory.plan.gpus import GpuModel
 
 _META = torch.device("meta")
-_IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 # What only has an effect on the GPU itself, or says how much of it is used.
 _IDLE = (
     "synchronize empty_cache reset_peak_memory_stats reset_accumulated_memory_stats set_device ipc_collect init"
@@ -33,17 +33,18 @@ _COUNTERS = "memory_allocated max_memory_allocated memory_reserved max_memory_re
 @contextlib.contextmanager
 def imagined_gpu(gpu: GpuModel) -> Iterator[None]:
     """PyTorch answers as on a machine with this GPU. Enter it after `torch.device("meta")`."""
-    cuda: Any = torch.cuda
+    asked = accelerator.backend()
     answers = _answers(gpu)
-    kept = {name: getattr(cuda, name) for name in answers if hasattr(cuda, name)}
+    kept = {name: getattr(asked, name) for name in answers if hasattr(asked, name)}
+    vendor = accelerator.device_type()
     try:
         for name in kept:
-            setattr(cuda, name, answers[name])
-        with _ToMeta():
+            setattr(asked, name, answers[name])
+        with _ToMeta(vendor):
             yield
     finally:
         for name, answer in kept.items():
-            setattr(cuda, name, answer)
+            setattr(asked, name, answer)
 
 
 def _answers(gpu: GpuModel) -> dict[str, Callable[..., Any]]:
@@ -76,33 +77,37 @@ def _always(answer: int | None) -> Callable[..., int | None]:
 
 
 class _ToMeta(TorchFunctionMode):
-    """What is made on the GPU or moved there is on the meta device."""
+    """What is made on the GPU or moved there is on the meta device. `vendor` is what PyTorch calls the GPU: 'cuda'."""
+
+    def __init__(self, vendor: str) -> None:
+        super().__init__()
+        self._vendor = vendor
+        self._is_there = getattr(Tensor, f"is_{vendor}").__get__
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if kwargs.get("device") is not None and _is_gpu(kwargs["device"]):
+        if kwargs.get("device") is not None and self._is_gpu(kwargs["device"]):
             kwargs = {**kwargs, "device": _META}
-        if name == "cuda" and args and isinstance(args[0], Tensor):
+        if name == self._vendor and args and isinstance(args[0], Tensor):
             return _moved(args[0])
-        if name == "to" and len(args) > 1 and _is_gpu(args[1]):
+        if name == "to" and len(args) > 1 and self._is_gpu(args[1]):
             args = (args[0], _META, *args[2:])
         if name == "pin_memory" and args and isinstance(args[0], Tensor):
             return args[0]
-        if name == "__get__" and func == _IS_CUDA:
+        if name == "__get__" and func == self._is_there:
             return args[0].is_meta
         return func(*args, **kwargs)
+
+    def _is_gpu(self, device: Any) -> bool:
+        if isinstance(device, torch.device):
+            return device.type == self._vendor
+        if isinstance(device, str):
+            return device.partition(":")[0] == self._vendor
+        return isinstance(device, int) and not isinstance(device, bool)
 
 
 def _moved(value: Tensor) -> Tensor:
     return value if value.is_meta else value.to(_META)
-
-
-def _is_gpu(device: Any) -> bool:
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
-    return isinstance(device, int) and not isinstance(device, bool)
