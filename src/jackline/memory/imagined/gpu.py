@@ -77,7 +77,7 @@ def _always(answer: int | None) -> Callable[..., int | None]:
 
 
 class _ToMeta(TorchFunctionMode):
-    """What is made on the GPU or moved there is on the meta device. `vendor` is what PyTorch calls the GPU: 'cuda'."""
+    """What is made on the GPU or moved there is on the meta device. `vendor` is what PyTorch calls it: 'cuda'."""
 
     def __init__(self, vendor: str) -> None:
         super().__init__()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import importlib
+import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -38,6 +40,7 @@ from jackline.memory.ranks.shards import add_buckets, on_ranks
 from jackline.memory.ranks.tensor import take_sent
 
 _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_COMPILER = "torch._dynamo"
 # What a person's code raises wherever it runs.
 _MISTAKES = (AttributeError, ImportError, LookupError, NameError, OSError, TypeError)
 _ON_A_GPU = "the rehearsal before step 0 measures it instead; or give shapes that do not depend on values"
@@ -66,6 +69,18 @@ def trace_step(
 ) -> Trace:
     """Trace two training steps. When gradients are accumulated, those of the first step stay for the second, because
     every slice of a step but the first one finds gradients. Two slices a step would take twice the time to trace."""
+    if options.is_recomputing:
+        importlib.import_module(_COMPILER)  # checkpointing would import it in the middle of the trace
+    was_imported = _COMPILER in sys.modules
+    made = _traced(job, micro_batch, gpu, options, is_accumulating)
+    if was_imported or _COMPILER not in sys.modules:
+        return made
+    # An import of torch's compiler holds on to the arguments of the operator that caused it: only the next trace is
+    # that of a step in a process that trains.
+    return _traced(job, micro_batch, gpu, options, is_accumulating)
+
+
+def _traced(job: Job, micro_batch: int, gpu: GpuModel, options: StepOptions, is_accumulating: bool) -> Trace:
     with explained_trace(job.name), own_chance(), _no_collections():
         if job.own_step is not None:
             return trace_own_step(job.own_step, micro_batch, gpu)
