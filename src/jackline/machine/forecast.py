@@ -132,11 +132,11 @@ def has_grown_steadily(points: Sequence[Point], over_s: float = 20.0) -> bool:
 
 
 def growth_bytes_per_s(points: Sequence[Point]) -> float:
-    """The typical rate: the median slope over pairs half the series apart, so that one jump or dip has no effect."""
+    """The typical rate: the median rate over pairs half the series apart, so that one jump or dip has no effect."""
     half = len(points) // 2
-    slopes = sorted(
+    rates = sorted(
         (later - earlier) / (after_s - before_s)
         for (before_s, earlier), (after_s, later) in zip(points, points[half:], strict=False)
         if after_s - before_s > _APART_S
     )
-    return slopes[len(slopes) // 2] if slopes else 0.0
+    return rates[len(rates) // 2] if rates else 0.0

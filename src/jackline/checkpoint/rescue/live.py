@@ -55,7 +55,7 @@ class Part:
 
 @dataclass
 class Found:
-    """What a process has. `values`: numbers and words of the loop's frames. `missing`: what cannot be had."""
+    """What a process has. `values`: numbers and words of the loop's frames. `missing`: what could not be taken."""
 
     parts: list[Part] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)

@@ -41,7 +41,7 @@ SELF_CHECK_TEXTS = (
 
 
 class NoTokenizer(UsageError):
-    """The tokenizer that was asked for cannot be had; no fault of the data."""
+    """The tokenizer that was asked for is not available; no fault of the data."""
 
 
 class Encoded(NamedTuple):
