@@ -19,6 +19,7 @@ from jackline.supervisor.hang.scene import (
     Verdict,
     awaited_sleep,
     awaits_ranks,
+    has_napped,
     is_asleep,
     is_fed_by_network,
     is_fed_by_threads,
@@ -32,6 +33,7 @@ from jackline.supervisor.hang.scene import (
     is_worked_for,
     live,
     main_sleep,
+    nap_of_child,
     positions,
     process_at_fault,
     sleep_patience,
@@ -146,11 +148,15 @@ def stuck_limit_s(scene: Scene) -> float:
 
 
 def _own_sleeps_s(scene: Scene, since_s: float) -> float:
-    """How long a main thread may sleep, or wait with a time limit, again and again without doing anything else."""
-    found = main_sleep(scene)
+    """How long a main thread, or the program whose end it waits for, may sleep or wait with a limit again and again
+    without doing anything else. The first such call is always waited for."""
+    napping = nap_of_child(scene)
+    found = main_sleep(scene) or napping
     if found is None or awaits_ranks(scene.leader):
         return 0.0
-    return max(min(_SLEEPS * found.span_s, _MOST_SLEEPS_S), found.ends_at_s + _WAKES_WITHIN_S - since_s)
+    again_s = max(min(_SLEEPS * found.span_s, _MOST_SLEEPS_S), 2 * found.span_s)
+    is_first = napping is None and not has_napped(scene, scene.leader)
+    return max(again_s, found.ends_at_s + _WAKES_WITHIN_S - since_s) if is_first else again_s
 
 
 def _others_sleep_s(scene: Scene, since_s: float) -> float:

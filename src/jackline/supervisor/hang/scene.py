@@ -170,7 +170,7 @@ def awaited_sleep(scene: Scene) -> Sleep | None:
     may wait for. One that has ended since then without any effect is a heartbeat, and says nothing."""
     leader, found = scene.leader, []
     if leader.reading.wait.kind in ("child", "file_lock", "pipe", "local_socket"):
-        sleepers = [view for view in live((*scene.workers, *scene.others)) if not _has_napped(scene, view)]
+        sleepers = [view for view in live((*scene.workers, *scene.others)) if not has_napped(scene, view)]
         found = [_sleep_of(view) for view in sleepers]
     elif leader.reading.wait.kind == "lock" and leader.stack is not None:
         threads = [one for one in leader.stack.threads if not one.is_main and not is_housekeeping(one)]
@@ -184,17 +184,37 @@ def awaited_sleep(scene: Scene) -> Sleep | None:
     return max((one for one in found if one is not None), key=lambda one: one.ends_at_s, default=None)
 
 
-def _has_napped(scene: Scene, view: ProcessView) -> bool:
+def nap_of_child(scene: Scene) -> Sleep | None:
+    """The sleep of a program whose end the main thread waits for, if it has woken from an earlier one: then it counts
+    as the main thread's own. What such a program does between two sleeps may be less than a sample sees."""
+    wait = scene.leader.reading.wait
+    if wait.kind != "child":
+        return None
+    views = live((*scene.workers, *scene.others))
+    awaited = [view for view in views if wait.target == f"process {view.reading.pid}"] or views
+    found = [_call_of(view) for view in awaited if has_napped(scene, view)]
+    long = [one for one in found if one is not None and one.span_s > scene.limits.stuck_after_s / 3]
+    return max(long, key=lambda one: one.span_s, default=None)
+
+
+def has_napped(scene: Scene, view: ProcessView) -> bool:
+    """Whether the main thread of a process has run since anything last moved."""
     return view.ran_at_s.get(view.reading.pid, math.inf) > scene.state.progress_at_s + _SAMPLING_S
 
 
 def _sleep_of(view: ProcessView) -> Sleep | None:
+    call = _call_of(view)
+    return _sleep(call.span_s, call.ends_at_s) if call else None
+
+
+def _call_of(view: ProcessView) -> Sleep | None:
+    """The call that the main thread of a process is in, if it ends by itself, however short it is."""
     wait, began_s = view.reading.wait, view.ran_at_s.get(view.reading.pid)
     if began_s is None:
         return None
     if wait.until_s is not None:
-        return _sleep(wait.until_s - began_s, wait.until_s)
-    return _sleep(wait.lasts_s, began_s + wait.lasts_s) if wait.lasts_s is not None else None
+        return Sleep(wait.until_s - began_s, wait.until_s)
+    return Sleep(wait.lasts_s, began_s + wait.lasts_s) if wait.lasts_s is not None else None
 
 
 def _sleep(span_s: float, ends_at_s: float) -> Sleep | None:
