@@ -539,7 +539,8 @@ def test_a_chain_of_own_exceptions_names_the_root_and_then_the_last(tmp_path: Pa
 
 
 def test_too_many_open_files_comes_with_the_limit_to_raise() -> None:
-    assert best(raised("OSError: [Errno 24] Too many open files: 'x'")).hint == "raise the limit: ulimit -n 65536"
+    hint = best(raised("OSError: [Errno 24] Too many open files: 'x'")).hint
+    assert hint == "close files once they are read (`with open(...)`), or raise the limit: ulimit -n 65536"
 
 
 def test_an_exit_code_without_a_word_quotes_the_last_line(tmp_path: Path) -> None:

@@ -410,6 +410,67 @@ asyncio.run(train())
          ":{HERE}: nobody is"),
         waits="local_socket",
     ),
+    Case(
+        "too_few_threads_for_a_barrier",
+        """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+barrier = threading.Barrier(3)
+def step(number):
+    barrier.wait()  # THERE
+with ThreadPoolExecutor(2) as pool:
+    futures = [pool.submit(step, number) for number in range(3)]
+    print([future.result() for future in futures])  # HERE
+""",
+        ("the main thread waits for the result of a future", ":{HERE}; thread '", "-0_0', like 1 other, waits",
+         "(Barrier)", ":{THERE}: whoever could end these waits is among those that wait"),
+    ),
+    Case(
+        "semaphore_lost_by_an_error",
+        """
+import threading
+threading.excepthook = lambda hook: None
+slots = threading.BoundedSemaphore(2)
+def job(number):
+    slots.acquire()  # THERE
+    if number < 2: raise RuntimeError(number)
+    slots.release()
+jobs = [threading.Thread(target=job, args=(number,), name=f"job-{number}") for number in range(5)]
+for one in jobs: one.start()
+for one in jobs: one.join()  # HERE
+""",
+        ("the main thread waits for the end of thread 'job-2'", ":{HERE}", "thread 'job-2', like 2 others, waits",
+         "(BoundedSemaphore)", ":{THERE}: whoever could end these waits is among"),
+    ),
+    Case(
+        "a_pool_fed_by_a_generator_that_waits",
+        """
+import multiprocessing, queue
+rows = queue.Queue()
+for number in range(3): rows.put(number)
+def feed():
+    while True: yield rows.get()  # THERE
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for result in pool.imap(abs, feed()): pass  # HERE
+""",
+        ("waits for the results of a pool at", ":{HERE}", "(_handle_tasks)", "an item of a queue that is empty",
+         ":{THERE}: whoever could end"),
+    ),
+    Case(
+        "imports_itself_in_a_thread",
+        """
+import os, sys
+os.makedirs("inner", exist_ok=True)
+with open("inner/plugin.py", "w") as file:
+    file.write("import threading\\ndef load(): import inner.plugin as me; me.VALUE\\n"
+               "thread = threading.Thread(target=load, name='loader'); thread.start(); thread.join(); VALUE = 3")
+sys.path.insert(0, os.getcwd())
+import inner.plugin
+""",
+        ("the main thread holds the import of module 'inner.plugin' and waits for the end of thread 'loader'",
+         "thread 'loader' waits for the import of module 'inner.plugin' at", "plugin.py:2: they wait for each other"),
+    ),
 )  # fmt: skip
 
 # Programs that look nearly the same and will continue: (name, what the main thread waits for, text).

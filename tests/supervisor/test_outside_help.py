@@ -14,7 +14,10 @@ from jackline.machine.waits import FROZEN
 from jackline.supervisor.hang.deadlock import Deadlock, Member
 from jackline.supervisor.hang.verdict import Judge, Sample, Verdict
 from jackline.supervisor.stacks.inside import signal_inside
-from tests.supervisor.hanging import hanging
+from jackline.supervisor.stacks.interrupts import would_cut_a_transfer
+from jackline.supervisor.stacks.standing import read_standing
+from jackline.supervisor.stacks.take import ask_faulthandler, native_text, sample_stacks
+from tests.supervisor.hanging import hanging, wait_until
 from tests.supervisor.worlds import Proc, World, alarms, first, gpu, play
 
 GRPC = Frame("_next", "/v/site-packages/grpc/_channel.py", 9)
@@ -163,6 +166,52 @@ def test_a_process_in_connect_is_not_signalled(tmp_path: Path) -> None:
     """Python takes a connect() of a local socket that a signal has interrupted for a successful one."""
     with hanging(tmp_path, BACKLOG_FULL, waits="local_socket") as program:
         assert not signal_inside(program.pid, program.stacks)
+        assert program.process.poll() is None
+
+
+PARTLY_RECEIVED = """
+import socket
+ours, theirs = socket.socketpair()
+theirs.sendall(b"head")
+ours.recv(9, socket.MSG_WAITALL)  # HERE
+"""
+PARTLY_WRITTEN = """
+import os
+out, into = os.pipe()
+os.write(into, bytes(200_000))  # HERE
+"""
+IN_A_THREAD = """
+import socket, threading
+ours, theirs = socket.socketpair()
+theirs.sendall(b"head")
+def fetch():
+    os._exit(ours.recv(9, socket.MSG_WAITALL) != 9)
+import os
+threading.Thread(target=fetch).start()
+threading.Event().wait()  # HERE
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "waits"), [(PARTLY_RECEIVED, "local_socket"), (PARTLY_WRITTEN, "pipe")], ids=["recv", "write"]
+)
+def test_a_transfer_that_has_moved_a_part_is_not_cut(text: str, waits: str, tmp_path: Path) -> None:
+    """A signal, or a debugger that holds the process for a moment, makes the call return what it has moved so far."""
+    with hanging(tmp_path, text, waits=waits) as program:
+        assert not signal_inside(program.pid, program.stacks)
+        threads, why = ask_faulthandler(program.pid, program.stacks, limit_s=1.0)
+        assert threads == () and why.startswith("not asked")
+        (stack,) = sample_stacks([program.pid], stacks_folder=program.stacks, native=True)
+        assert stack.main is not None and stack.main.frames[0].line == program.line()
+        assert native_text([program.pid]) == ""
+        assert program.process.poll() is None
+        assert read_standing([program.pid], program.stacks).threads[0].place == f"{program.script}:{program.line()}"
+
+
+def test_no_debugger_cuts_a_transfer_of_another_thread(tmp_path: Path) -> None:
+    with hanging(tmp_path, IN_A_THREAD, waits="lock") as program:
+        wait_until(lambda: would_cut_a_transfer(program.pid), "the thread's call")
+        sample_stacks([program.pid], stacks_folder=program.stacks, native=True)
         assert program.process.poll() is None
 
 

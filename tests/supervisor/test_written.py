@@ -32,6 +32,19 @@ def test_the_log_that_a_process_has_open_is_its_last_log(tmp_path: Path) -> None
     assert disk.total_bytes == os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
 
 
+def test_source_text_in_a_traceback_names_no_disk(tmp_path: Path) -> None:
+    lines = (
+        '  File "/w/train.py", line 4, in save',
+        '    model.save_pretrained(os.environ["OUT"] + "/dev")',
+        "    " + "^" * 20,
+        f"OSError: cannot write '{tmp_path}/model.bin'",
+    )
+    places = [disk.path for disk in WrittenFiles(RunDir(tmp_path / "run")).disks(lines)]
+    assert f"{tmp_path}/model.bin" in places
+    lines = (lines[0], lines[1].replace("/dev", "/"), *lines[2:])
+    assert "/" not in [disk.path for disk in WrittenFiles(RunDir(tmp_path / "run")).disks(lines)]
+
+
 def test_each_disk_is_measured_once_and_devices_are_no_disks(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     found = measure([str(tmp_path / "a"), str(tmp_path / "not" / "there"), "/dev/full", "/proc/1/x"])

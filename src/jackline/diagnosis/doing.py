@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
-from jackline.diagnosis.waiting import IDLE_LOOP, awaited_by, is_at_locked_database, is_idle_loop
+from jackline.diagnosis.waiting import IDLE_LOOP, awaited_by, is_at_file_lock, is_at_locked_database, is_idle_loop
 from jackline.immutable import immutable
 from jackline.machine.readings import UNTIL_A_SIGNAL, Wait
 from jackline.units import format_bytes
@@ -103,6 +103,8 @@ def waiting_words(stack: ProcessStack | None, wait: Wait) -> str:
         return IDLE_LOOP
     if is_at_locked_database(stack, wait):
         return "waiting for a database that another connection has locked"
+    if is_at_file_lock(stack, wait):
+        return "waiting for a file lock that another process or another part of this one holds"
     awaited = awaited_by(stack.main) if stack is not None and wait.kind == "lock" else ""
     return f"waiting for {awaited}" if awaited else describe_wait(wait)
 

@@ -93,6 +93,17 @@ def is_at_locked_database(stack: ProcessStack | None, wait: Wait) -> bool:
     return wait.kind == "sleep" and frame is not None and _DATABASE_CALL.search(frame.source) is not None
 
 
+# Libraries that take a file lock by trying again and again, with a sleep in between.
+_FILE_LOCKS = ("/filelock/", "/fasteners/", "/portalocker/", "/oslo_concurrency/", "/huggingface_hub/utils/_fixes.py")
+
+
+def is_at_file_lock(stack: ProcessStack | None, wait: Wait) -> bool:
+    """Whether the main thread sleeps inside of a library that waits for a file lock."""
+    main = stack.main if stack else None
+    inner = itertools.takewhile(lambda frame: not frame.is_user, main.frames if main else ())
+    return wait.kind == "sleep" and any(part in frame.file for frame in inner for part in _FILE_LOCKS)
+
+
 def awaited_by(thread: ThreadStack | None) -> str:
     """What a thread that waits for a lock really waits for: "the end of thread 'loader'". Best read from inside; else
     the outermost function of Python's library tells. '' for a lock of the user's own."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from jackline.cli.text.clock import clock
 from jackline.cli.text.memory import oom_lines
-from jackline.diagnosis.deaths.collect import last_output, read_fault_text, tail_lines
+from jackline.diagnosis.deaths.collect import dumped_pids, last_output, read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
 from jackline.diagnosis.deaths.report import death_text
@@ -80,15 +80,10 @@ def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> E
         ended_at_s=ended_at_s,
         output_tail=tail_lines(attempt.raw_out, _TAIL_LINES) or tail_lines(run.out_log, _TAIL_LINES),
         fault_text=read_fault_text(
-            attempt.stacks, _dumped_pids(attempt.stacks), with_source=judge(run).is_ours
+            attempt.stacks, dumped_pids(attempt.stacks), with_source=judge(run).is_ours
         ),  # somebody else's run names files of this disk
         peak_memory_bytes=wait.max_rss_bytes or 0,
     )
-
-
-def _dumped_pids(folder: Path) -> list[int]:
-    words = (path.suffix[1:] for path in folder.glob("fh.*"))
-    return [int(word) for word in words if word.isascii() and word.isdigit()]
 
 
 def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iterator[str]:

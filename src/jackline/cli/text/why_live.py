@@ -18,6 +18,7 @@ from jackline.diagnosis.doing import Doing, describe
 from jackline.diagnosis.frames import ProcessStack
 from jackline.diagnosis.frames import to_json as stack_json
 from jackline.diagnosis.logs.clues import LastWritten, LogFile, explain_output, find_last_written, find_logs, to_json
+from jackline.diagnosis.waiting import effective_wait
 from jackline.errors import UsageError
 from jackline.immutable import immutable
 from jackline.machine.gpu.watch import GpuUse, read_gpus
@@ -148,7 +149,7 @@ def _gather(
         looked_s=looked_s,
         tree=tree,
         stacks=stacks,
-        doing=describe(stack, leader.wait, leader.comm, around_of(leader, tree, rates, gpus)),
+        doing=describe(stack, effective_wait(stack, leader.wait), leader.comm, around_of(leader, tree, rates, gpus)),
         verdict=verdict,
         cpu_cores=_cpu_cores(first, tree) if is_measured else None,
         gpus=tuple(gpu for gpu in gpus if any(user.pid in pids for user in gpu.processes)),

@@ -33,7 +33,10 @@ _HINTS = (
         "raise the limit: ulimit -n 65536; DataLoader workers need fewer files with "
         "torch.multiprocessing.set_sharing_strategy('file_system')",
     ),
-    (r"\[Errno 24\]|Too many open files", "raise the limit: ulimit -n 65536"),
+    (
+        r"\[Errno 24\]|Too many open files",
+        "close files once they are read (`with open(...)`), or raise the limit: ulimit -n 65536",
+    ),
     (
         r"\[Errno 98\]|Address already in use|EADDRINUSE",
         "a leftover process holds the port: `jackline doctor` names it, or take another (--master_port)",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a dozen dataclasses cost 14 ms, which `status` does not nee
 _BLOCK = 1 << 16
 _MAX_TAIL_BYTES = 8 << 20
 _MAX_LINE_CHARS = 4000
+_TRACEBACK_HEAD = 40
 _MAX_FAULT_BYTES = 1 << 20
 _MAX_FAULT_FRAMES = 200
 _MAX_SOURCE_BYTES = 4 << 20
@@ -44,11 +45,40 @@ def tail_lines(out_log: Path, count: int) -> tuple[str, ...]:
         while True:
             data, is_cut = read_end(out_log, span)
             lines, has_start = _own_lines(data, is_cut=is_cut)
-            if len(lines) >= count or has_start or not is_cut or span >= _MAX_TAIL_BYTES:
-                return tuple(lines[-count:]) if count > 0 else ()
+            is_all = has_start or not is_cut or span >= _MAX_TAIL_BYTES
+            begins = _traceback_above(lines, count) if len(lines) > count > 0 else None
+            if is_all or (len(lines) >= count and (begins is None or begins >= 0)):
+                return _last_of(lines, count, begins)
             span *= 4
     except OSError:
         return ()
+
+
+def _traceback_above(lines: list[str], count: int) -> int | None:
+    """Where the traceback begins whose middle is the first of the last `count` lines; -1 if it is above all of them,
+    None if that line is in no traceback. A recursion prints thousands of lines, and who began it is in the first."""
+    at = len(lines) - count
+    if not lines[at].startswith("  "):
+        return None
+    while at > 0 and (lines[at].startswith("  ") or not lines[at].strip()):
+        at -= 1
+    if re.search(r"Traceback \(most recent call last\):$", lines[at]):
+        return at
+    return -1 if at == 0 else None
+
+
+def _last_of(lines: list[str], count: int, begins: int | None) -> tuple[str, ...]:
+    """The last `count` lines; in front of them the first frames of the traceback that they are the end of."""
+    if count <= 0:
+        return ()
+    last = lines[-count:]
+    if begins is None or begins < 0:
+        return tuple(last)
+    head = lines[begins : begins + _TRACEBACK_HEAD]
+    while head and not head[-1].startswith('  File "'):
+        head.pop()
+    frame = next((at for at, line in enumerate(last) if line.startswith('  File "')), 0)
+    return (*head[:-1], *last[frame:])
 
 
 def last_output(out_log: Path, raws: Iterable[Path], count: int) -> tuple[str, ...]:
@@ -66,6 +96,12 @@ def last_output(out_log: Path, raws: Iterable[Path], count: int) -> tuple[str, .
 def _as_shown(line: str) -> str:
     """A raw line without colours, and of a redrawn bar only its last state."""
     return _ANSI.sub("", line.rstrip("\r").rpartition("\r")[2])
+
+
+def dumped_pids(stacks_folder: Path) -> list[int]:
+    """The processes of an attempt that Python ran in, also those that lived too shortly to be seen."""
+    words = (path.suffix[1:] for path in stacks_folder.glob("fh.*"))
+    return sorted(int(word) for word in words if word.isascii() and word.isdigit())
 
 
 def read_fault_text(stacks_folder: Path, pids: Iterable[int], *, with_source: bool = True) -> str:

@@ -53,7 +53,7 @@ def disk_full(error: ErrorText, evidence: Evidence) -> Finding | None:
     known = tuple(_space(one) for one in _worth_saying(evidence, path[1] if path else ""))
     where = path[1] if path else (disk.path if disk and is_full(disk) else "")
     if not path and not is_full(disk):
-        known += ("no disk that Jackline knows of is full now: the unfinished file may have been removed",)
+        known = ("no disk that Jackline knows of is full now: the unfinished file may have been removed",)
     look = f"(df -h {where} shows where)" if where else "(df -h and df -i shows where)"
     if _QUOTA.search(error.text):
         look, known = "(quota -s shows how much is used)", ()

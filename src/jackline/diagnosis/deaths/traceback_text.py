@@ -200,6 +200,8 @@ def _blocks(lines: Sequence[str]) -> Iterable[_Block]:
                 block = _read_rich(lines, index)
             else:
                 block = _read_plain(lines, index, prefix)
+        elif line.startswith(_THEN):
+            block = _read_headless(lines, index, covered)
         elif index > covered and _FRAME.match(line):
             block = _read_bare_syntax_error(lines, index)
             if block is None and index <= _CUT_WITHIN:
@@ -229,6 +231,16 @@ def _read_plain(lines: Sequence[str], start: int, prefix: str) -> _Block | None:
             return None
         else:
             num_foreign += 1
+    return None
+
+
+def _read_headless(lines: Sequence[str], below: int, covered: int) -> _Block | None:
+    """An error that was never raised where it is printed, only given as a cause: Python prints no header for it."""
+    for index in range(below - 1, max(covered, below - _MAX_MESSAGE_LINES) - 1, -1):
+        match = _ERROR.match(lines[index]) if index >= 0 else None
+        if match is not None and match[3] and match[2].endswith(("Error", "Exception", "Exit", "Timeout")):
+            message, end = _read_message(lines, index, "")
+            return _Block("", index, end, _error(message, [], lines, index, ""))
     return None
 
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from jackline.diagnosis.deaths.collect import last_output, oom_delta, read_fault_text
+from jackline.diagnosis.deaths.collect import dumped_pids, last_output, oom_delta, read_fault_text
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding, GpuGrowth, SentSignal
 from jackline.diagnosis.deaths.report import death_text, summary_line
@@ -184,7 +184,7 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         duration_s=duration_of(watch, ending),
         ended_at_s=ending.ended_at_s,
         output_tail=tail,
-        fault_text=read_fault_text(attempt.stacks, pids),
+        fault_text=read_fault_text(attempt.stacks, dumped_pids(attempt.stacks)),
         sent_signals=sent,
         stop_requested_by=stop_requested_by,
         oom_kills_in_cgroup=in_cgroup,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jackline.diagnosis.deaths.collect import tail_lines
@@ -71,7 +71,7 @@ class WrittenFiles:
 
     def disks(self, lines: Iterable[str]) -> tuple[DiskSpace, ...]:
         """The disks that it wrote to, that its last lines name, of its working folder and of temporary files."""
-        named = [match for line in lines for match in _QUOTED_PATH.findall(line) if not _FRAME.match(line)]
+        named = [match for line in _without_code(lines) for match in _QUOTED_PATH.findall(line)]
         places = [*named[-16:], *self._paths, self._cwd, os.environ.get("TMPDIR", "/tmp")]
         known = within(_PATIENCE_S, lambda: measure([place for place in places if place])) or ()
         if any(is_full(disk) for disk in known):
@@ -88,6 +88,16 @@ class WrittenFiles:
             return LastLog(newest, tail_lines(Path(newest), count), True)
         found = within(_PATIENCE_S, lambda: newest_logs_under(Path(self._cwd), since_s)) if self._cwd else None
         return LastLog(found[0], tail_lines(Path(found[0]), count)) if found else LastLog()
+
+
+def _without_code(lines: Iterable[str]) -> Iterator[str]:
+    """The lines without the frames of tracebacks and their source text: `os.environ["OUT"] + "/model"` is no path."""
+    is_code = False
+    for line in lines:
+        is_frame = _FRAME.match(line) is not None
+        is_code = is_frame or (is_code and line.startswith("    "))
+        if not is_code:
+            yield line
 
 
 def _full_disks() -> tuple[DiskSpace, ...]:

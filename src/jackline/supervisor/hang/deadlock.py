@@ -9,9 +9,10 @@ missed but not invented. `standing` reads what this module looks at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from jackline.immutable import immutable
+from jackline.supervisor.stacks.dumps import is_own_code
 from jackline.supervisor.stacks.inside import Hold, InsideReport, ThreadReport, ThreadWait, leaf_of
 from jackline.supervisor.stacks.standing import Standing, StandingThread
 
@@ -32,6 +33,7 @@ class Waiter:
     needs_all: bool = False
     owner_holds: Hold | None = None
     remark: str = ""
+    by_any: bool = False  # any of the providers could end it, and none is known to be the one
 
 
 @immutable
@@ -109,9 +111,11 @@ def _follow(node: Node, waiters: Mapping[Node, Waiter], dead: frozenset[Node]) -
         busy = [one for one in providers if waiters[one].wants != "its next task"] or providers
         if not busy:
             return tuple(path), False
-        # Whoever waits for a lock with a known owner tells more than a thread that may be woken by many.
+        # Whoever waits for a lock with a known owner tells more than a thread that may be woken by many, and one that
+        # stands in the person's own code tells more than a housekeeping thread of a library.
         owned = [one for one in busy if waiters[one].owner_holds is not None and one not in path]
-        following = next((one for one in owned or busy if owned or one in path), busy[0])
+        own = [one for one in busy if is_own_code(waiters[one].place.rpartition(":")[0])]
+        following = next((one for one in owned or busy if owned or one in path), (own or busy)[0])
         if following in path:
             return tuple(path), True
         path.append(following)
@@ -120,6 +124,7 @@ def _follow(node: Node, waiters: Mapping[Node, Waiter], dead: frozenset[Node]) -
 def _tell(path: tuple[Node, ...], is_cycle: bool, waiters: Mapping[Node, Waiter], *, has_main: bool) -> Deadlock:
     last = waiters[path[-1]]
     closes = next((node for node in path if node in (last.providers or ())), None) if is_cycle else None
+    dead = [waiter for waiter in waiters.values() if waiter.node not in path]
     members = []
     for number, node in enumerate(path):
         before = last if closes == node else (waiters[path[number - 1]] if number else None)
@@ -128,16 +133,31 @@ def _tell(path: tuple[Node, ...], is_cycle: bool, waiters: Mapping[Node, Waiter]
         held_at = f"{hold.file}:{hold.line}" if hold and hold.file else ""
         is_held = before is not None and (hold is not None or before.wants.startswith("file lock"))
         holds = before.wants.partition(", held by")[0] if before is not None and is_held else ""
-        members.append(Member(*node, waiter.who, waiter.wants, waiter.place, holds, held_at))
+        who = waiter.who + _alike(waiter, dead)
+        members.append(Member(*node, who, waiter.wants, waiter.place, holds, held_at))
     sentences = [_sentence(member) for member in members]
     if len(members) == 1 and is_cycle:
         text = f"{_waits(members[0])}, which it holds already{_since(members[0])}: it waits for itself"
+    elif is_cycle and any(_is_open(waiters[node]) for node in path[path.index(closes) if closes else 0 :]):
+        text = "; ".join(sentences) + ": whoever could end these waits is among those that wait"
     elif is_cycle:
         text = "; ".join(sentences) + ": they wait for each other"
     else:
         text = "; ".join(sentences) + ": nobody is left who could end this wait"
     remark = next((waiters[node].remark for node in reversed(path) if waiters[node].remark), "")
     return Deadlock(tuple(members), is_cycle, text + (f"; {remark}" if remark else ""), has_main)
+
+
+def _is_open(waiter: Waiter) -> bool:
+    """Whether several threads could end its wait, so that it does not wait for a certain one of them."""
+    return waiter.by_any and len(waiter.providers or ()) > 1
+
+
+def _alike(waiter: Waiter, others: Sequence[Waiter]) -> str:
+    """', like 2 others,' where other threads of the process wait for the same at the same line."""
+    known = (waiter.node[0], waiter.wants, waiter.place)
+    count = sum((one.node[0], one.wants, one.place) == known for one in others) if waiter.place else 0
+    return f", like {count} other{'s' if count > 1 else ''}," if count else ""
 
 
 def _sentence(member: Member) -> str:
@@ -204,7 +224,8 @@ class _Tree:
             stay = {(pid, one.tid) for one in report.threads if not one.is_daemon} - {node}
             return Waiter(node, who, wait.what, place, frozenset(stay), needs_all=True)
         if wait.kind in _THREAD_WAITS:
-            return Waiter(node, who, wait.what, place, None if self._runs_natively(pid) else frozenset(others))
+            providers = None if self._runs_natively(pid) else frozenset(others)
+            return Waiter(node, who, wait.what, place, providers, by_any=True)
         if wait.kind == "semaphore":
             return Waiter(node, who, wait.what, place, None)
         if wait.lock.startswith("sem:"):
@@ -216,7 +237,7 @@ class _Tree:
             return Waiter(node, who, wait.what, place, frozenset({(pid, wait.owner)}), owner_holds=held)
         unknown = f"who holds {wait.what} is not known, but every thread that could release it waits too"
         remark = _fork_remark(report) or (unknown if others else "")
-        return Waiter(node, who, wait.what, place, frozenset(others), remark=remark)
+        return Waiter(node, who, wait.what, place, frozenset(others), remark=remark, by_any=True)
 
     def _python_threads(self, report: InsideReport) -> set[Node]:
         return {(report.pid, one.tid) for one in report.threads}
@@ -256,7 +277,7 @@ class _Tree:
         if found is None:
             return None
         wants, providers = found
-        place = inside.place if inside else ""
+        place = inside.place if inside else thread.place
         report = self.reports.get(thread.pid)
         task = next((leaf_of(loop) for loop in report.loops if loop.tid == thread.tid), None) if report else None
         if task is not None:

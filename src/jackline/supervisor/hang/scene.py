@@ -96,7 +96,8 @@ def is_asleep(scene: Scene) -> bool:
     sleeps and wakes up again and again. A sleep ends by itself, so the verdict can wait."""
     if not live(scene.workers):
         return is_main_asleep(scene) or bool(_awaited_sleepers(scene))
-    is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS
+    # Between two short sleeps it may be seen running.
+    is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS or is_main_asleep(scene)
     return is_waiting and any(naps(view, scene.now_s) for view in live(scene.workers))
 
 
@@ -168,20 +169,24 @@ def main_sleep(scene: Scene) -> Sleep | None:
 def awaited_sleep(scene: Scene) -> Sleep | None:
     """The longest of the sleeps that began before anything last moved, of threads and processes that the main thread
     may wait for. One that has ended since then without any effect is a heartbeat, and says nothing."""
-    leader, found = scene.leader, []
-    if leader.reading.wait.kind in ("child", "file_lock", "pipe", "local_socket"):
+    leader = scene.leader
+    kind, found = leader.reading.wait.kind, []
+    is_looking = scene.now_s - max(leader.slept_at_s, leader.polled_at_s) <= _RECENT_S and main_sleep(scene) is None
+    if is_looking or kind in ("child", "file_lock", "pipe", "local_socket"):
         sleepers = [view for view in live((*scene.workers, *scene.others)) if not has_napped(scene, view)]
-        found = [_sleep_of(view) for view in sleepers]
-    elif leader.reading.wait.kind == "lock" and leader.stack is not None:
-        threads = [one for one in leader.stack.threads if not one.is_main and not is_housekeeping(one)]
-        threads = [one for one in threads if one.until_s is not None and not _has_run_since_progress(scene, one)]
-        began = [leader.ran_at_s.get(one.thread_id, scene.now_s) for one in threads]
-        found = [
-            _sleep(one.until_s - began_s, one.until_s)
-            for one, began_s in zip(threads, began, strict=True)
-            if one.until_s is not None and one.until_s > scene.now_s
-        ]
+        found += [_sleep_of(view) for view in sleepers]
+    if is_looking or kind in ("lock", "pipe", "local_socket"):
+        found += _thread_sleeps(scene)
     return max((one for one in found if one is not None), key=lambda one: one.ends_at_s, default=None)
+
+
+def _thread_sleeps(scene: Scene) -> list[Sleep | None]:
+    threads = scene.leader.stack.threads if scene.leader.stack else ()
+    threads = tuple(one for one in threads if not one.is_main and not is_housekeeping(one))
+    asleep = [one for one in threads if one.until_s is not None and not _has_run_since_progress(scene, one)]
+    began = {one.thread_id: scene.leader.ran_at_s.get(one.thread_id, scene.now_s) for one in asleep}
+    ends = [(one.until_s, began[one.thread_id]) for one in asleep if one.until_s is not None]
+    return [_sleep(until_s - began_s, until_s) for until_s, began_s in ends if until_s > scene.now_s]
 
 
 def nap_of_child(scene: Scene) -> Sleep | None:

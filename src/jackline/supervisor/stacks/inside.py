@@ -18,6 +18,7 @@ from jackline.machine.proc import catches_signal, read_environ
 from jackline.machine.procfs import read_bytes
 from jackline.supervisor.child.environment import stack_signal
 from jackline.supervisor.stacks.dumps import is_own_code
+from jackline.supervisor.stacks.interrupts import would_break_off
 
 _ANSWER_S = 1.5
 _LARGEST_BYTES = 4 << 20
@@ -144,7 +145,7 @@ def _path(folder: Path, pid: int) -> Path:
 def signal_inside(pid: int, folder: Path) -> bool:
     """Send the signal, if a handler of ours is sure to get it: an uncaught one would kill the process."""
     number = stack_signal(read_environ(pid)) + 2
-    if number > 64 or not (folder / f"fh.{pid}").exists() or not catches_signal(pid, number) or _pauses(pid):
+    if number > 64 or not (folder / f"fh.{pid}").exists() or not catches_signal(pid, number) or would_break_off(pid):
         return False
     try:
         _path(folder, pid).unlink(missing_ok=True)
@@ -152,26 +153,6 @@ def signal_inside(pid: int, folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-# Calls that a signal ends early, which C code may not expect: pause, sigsuspend, sigtimedwait, nanosleep; and
-# restart_syscall, which is what a sleep is called after a debugger (our own stack reader) had paused it; and connect,
-# because Python takes the interrupted connect() of a local socket for a successful one.
-_FRAGILE = {"x86_64": (34, 35, 42, 128, 130, 219), "aarch64": (101, 128, 133, 137, 203)}
-_CLOCK_NANOSLEEP = {"x86_64": 230, "aarch64": 115}
-_TIMER_ABSTIME = 1
-
-
-def _pauses(pid: int) -> bool:
-    """Whether our signal would end the wait of its main thread. Python's own time.sleep goes back to sleep, and is
-    known by its absolute end; sleep() of the C library returns early."""
-    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
-    machine = os.uname().machine
-    if not words or not words[0].lstrip(b"-").isdigit():
-        return not words
-    number = int(words[0])
-    is_relative = len(words) > 2 and not int(words[2], 16) & _TIMER_ABSTIME
-    return number in _FRAGILE.get(machine, ()) or (number == _CLOCK_NANOSLEEP.get(machine) and is_relative)
 
 
 def parse_report(data: bytes, pid: int) -> InsideReport | None:

@@ -7,9 +7,10 @@ view of each thread. Does not prove anything (`hang.deadlock`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 
+from jackline.diagnosis.frames import innermost_user_frame
 from jackline.immutable import immutable
 from jackline.machine.proc import is_python, list_threads
 from jackline.machine.procfs import read_bytes, read_link, read_text
@@ -17,6 +18,8 @@ from jackline.machine.readings import Wait
 from jackline.machine.ties import Ties, read_ties
 from jackline.machine.waits import read_wait
 from jackline.supervisor.stacks.inside import InsideReport, ask_inside
+from jackline.supervisor.stacks.interrupts import would_break_off
+from jackline.supervisor.stacks.take import sample_stacks
 
 _MOST_PIDS = 64
 _MOST_THREADS = 256
@@ -33,6 +36,7 @@ class StandingThread:
     wait: Wait
     link: str = ""
     is_python: bool = False
+    place: str = ""  # only where the process itself could not be asked
 
 
 @immutable
@@ -47,11 +51,20 @@ class Standing:
 def read_standing(pids: Sequence[int], folder: Path) -> Standing:
     """Signals each Python process once; costs about 10 ms in it and a millisecond a process here."""
     looked = list(dict.fromkeys(pids))[:_MOST_PIDS]
-    reports = ask_inside([pid for pid in looked if is_python(pid)], folder)
-    threads = [thread for pid in looked for thread in _threads_of(pid)]
+    pythons = [pid for pid in looked if is_python(pid)]
+    reports = ask_inside(pythons, folder)
+    places = _places_of([pid for pid in pythons if would_break_off(pid)])
+    threads = [replace(one, place=places.get(one.tid, "")) for pid in looked for one in _threads_of(pid)]
     links = {thread.link for thread in threads if thread.link}
     needs_locks = any(thread.wait.kind == "file_lock" for thread in threads)
     return Standing(tuple(threads), reports, read_ties(links) if links or needs_locks else Ties())
+
+
+def _places_of(pids: Sequence[int]) -> dict[int, str]:
+    """Where the threads of processes stand that no signal may reach, as it is seen from outside."""
+    stacks = sample_stacks(pids, stacks_folder=None) if pids else ()
+    found = {one.thread_id: innermost_user_frame(one) for stack in stacks for one in stack.threads}
+    return {tid: frame.place for tid, frame in found.items() if frame is not None}
 
 
 def _threads_of(pid: int) -> list[StandingThread]:

@@ -37,6 +37,7 @@ from jackline.supervisor.stacks.dumps import (
     without_inherited,
 )
 from jackline.supervisor.stacks.inside import InsideReport, leaf_of
+from jackline.supervisor.stacks.interrupts import would_cut_a_transfer
 
 MOST_PIDS = 16
 # py-spy needs 40 ms of CPU, which take seconds where many others compute. Only a dead disk makes it hang.
@@ -167,7 +168,7 @@ def find_tool(name: str) -> str | None:
 
 def _py_spy(tool: str, pid: int, *, native: bool) -> list[str]:
     # Only the non-blocking mode can read a stopped process, since stopping it a second time fails.
-    is_blocking = native and _state(pid) not in ("T", "t", "")
+    is_blocking = native and _state(pid) not in ("T", "t", "") and not would_cut_a_transfer(pid)
     return [tool, "dump", "--json", "--native" if is_blocking else "--nonblocking", "--pid", str(pid)]
 
 
@@ -284,6 +285,8 @@ def ask_faulthandler(
         return (), "a stopped process runs no handler"
     if not catches_signal(pid, number) or not _holds_open(pid, path):
         return (), f"signal {number} is not armed there"
+    if would_cut_a_transfer(pid):
+        return (), "not asked: a signal would cut the transfer that it is in"
     try:
         os.kill(pid, number)
     except OSError as error:
@@ -336,7 +339,8 @@ def native_text(pids: Sequence[int], *, deadline_s: float = 10.0) -> str:
     end_s = time.monotonic() + deadline_s
     parts = []
     for pid in list(dict.fromkeys(pids))[:_AT_ONCE]:
-        if is_python(pid) and _state(pid) not in ("T", "t", "Z", "") and end_s > time.monotonic():
+        is_whole = _state(pid) not in ("T", "t", "Z", "") and not would_cut_a_transfer(pid)
+        if is_python(pid) and is_whole and end_s > time.monotonic():
             text = next(filter(None, _native_answers(pid, end_s)), "")
             parts.append(f"process {pid}\n{text}" if text else "")
     return "\n".join(filter(None, parts))

@@ -98,7 +98,19 @@ def waits_of(frames):
     """What the thread waits for: {kind, what, lock, owner, target}; None when no such wait is seen."""
     if not frames:
         return None
-    return _library_wait(frames) or _lock_wait(frames) or _queue_wait(frames[0])
+    return _library_wait(frames) or _import_wait(frames[0]) or _lock_wait(frames) or _queue_wait(frames[0])
+
+
+def _import_wait(frame):
+    """Another thread imports the same module; the lock of each module knows which one."""
+    if frame.f_code.co_filename != "<frozen importlib._bootstrap>" or frame.f_code.co_name != "acquire":
+        return None
+    lock = slots.local(frame, "self")
+    name, owner = codes.plain_attribute(lock, "name"), codes.plain_attribute(lock, "owner")
+    if not isinstance(name, str) or not isinstance(owner, int):
+        return None
+    what = f"the import of module '{name}'"
+    return {"kind": "lock", "what": what, "name": name, "lock": f"import:{id(lock):x}", "owner": owner}
 
 
 def _lock_wait(frames):
@@ -189,7 +201,17 @@ def _future_wait(frame, function):
     return None
 
 
-_WAITS = {"threading.py": _threading_wait, "queue.py": _queue_method, "concurrent/futures/_base.py": _future_wait}
+def _pool_wait(frame, function):
+    is_result = function in ("wait", "get", "next")
+    return {"kind": "threads", "what": "the results of a pool"} if is_result else None
+
+
+_WAITS = {
+    "threading.py": _threading_wait,
+    "queue.py": _queue_method,
+    "concurrent/futures/_base.py": _future_wait,
+    "multiprocessing/pool.py": _pool_wait,
+}
 
 
 # -- locks and their owners -----------------------------------------------------------------------------------------
