@@ -103,7 +103,7 @@ def output_words(pid: int) -> str:
     except OSError:
         return "what it prints cannot be read: its standard output is closed"
     if is_file:
-        return f"its output is read from {path}; it is never signalled, and its exit code stays unknown to others"
+        return f"its output is read from {path}; it is never signalled"
     return f"what it prints goes to {path} and cannot be read; stacks, memory and verdicts can"
 
 

@@ -17,6 +17,7 @@ from jackline.diagnosis.logs.curves import stale_curves
 from jackline.errors import UsageError
 from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.start import read_start
 from jackline.units import parse_price
 
 SCHEMA = "jackline.status/1"
@@ -70,7 +71,9 @@ def with_goodput(run: RunDir, view: RunView) -> RunView:
     from jackline.review.history import read_history
 
     try:
-        if run.timeline.stat().st_size > MAX_TIMELINE:
+        last = run.last_attempt()
+        is_adopted = last is not None and read_start(last).is_adopted  # how it began was not seen
+        if is_adopted or run.timeline.stat().st_size > MAX_TIMELINE:
             return view
         price = parse_price(os.environ["JACKLINE_PRICE"]) if os.environ.get("JACKLINE_PRICE") else None
         history = read_history(run, now_s=view.now_s)

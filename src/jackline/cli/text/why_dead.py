@@ -134,7 +134,7 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     if session.attempt == attempt.number:
         yield from oom_lines(session)
     clue = explain_log(run.out_log)
-    if clue and status.state != "finished":
+    if clue and status.state != "finished" and not read_start(attempt).is_adopted:
         yield f"note: {clue}"
     if death.evidence is None:
         tail = tail_lines(run.out_log, _SHOWN_TAIL_LINES) or tail_lines(attempt.raw_out, _SHOWN_TAIL_LINES)

@@ -15,6 +15,7 @@ from jackline.rundir.jsonl import end_of, read_last, read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.event import EventRecord
 from jackline.rundir.records.session import SessionRecord
+from jackline.rundir.records.start import read_start
 from jackline.rundir.records.supervisor import SupervisorRecord
 
 OLD_AFTER_S = 5.0
@@ -36,7 +37,8 @@ class Notes:
         self._path = run.supervisor_events
         self._attempt = attempt
         self._offset = 0 if from_start else end_of(self._path)
-        self._has_begun = not from_start
+        is_adopted = bool(read_start(run.attempt(attempt)).is_adopted)  # its start is no event
+        self._has_begun = not from_start or is_adopted
 
     def read(self, now_s: float) -> list[Line]:
         """New texts. An old one is printed with the time when it was written."""

@@ -151,6 +151,7 @@ class Evidence:
     ranks: tuple[RankEnd, ...] = ()  # of a distributed job
     stuck_text: str = ""  # which ranks were stuck and where, when the alarm was raised
     stuck_frame: Frame | None = None
+    is_adopted: bool = False  # started without Jackline
     rescued: str = ""  # the command that prints how to load the state that was rescued
 
     def to_json(self) -> dict[str, Any]:

@@ -257,6 +257,10 @@ def unseen(evidence: Evidence) -> Finding:
     last = next((line.strip() for line in reversed(evidence.output_tail) if line.strip()), "")
     said = (f"its last line: {last[:200]}",) if last else ()
     seen = (f"it was last seen alive after {format_duration(evidence.duration_s)}",)
+    if evidence.is_adopted:
+        title = "it is gone, and only the process that started it saw how it ended"
+        hint = "a start with `jackline run -- ...` is seen to its end"
+        return Finding("unknown", "not sure", title, (*said, *seen, *memory_line(evidence)), hint)
     return Finding(
         "unknown",
         "not sure",
