@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from jackline.checkpoint.format.manifest import Name, is_of_rank
+from jackline.checkpoint.machines.holding import Saved
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
 from jackline.checkpoint.mirror.store import open_store
@@ -35,7 +36,7 @@ from jackline.checkpoint.staging.gather import GpuCopies
 from jackline.checkpoint.staging.handover import Job
 from jackline.checkpoint.staging.layout import Layout
 from jackline.checkpoint.staging.link import WriterLink
-from jackline.checkpoint.staging.pieces import save_in_pieces
+from jackline.checkpoint.staging.pieces import save_in_pieces, say_pieces
 from jackline.checkpoint.state import load
 from jackline.checkpoint.state.attributes import Baseline, find_roots
 from jackline.checkpoint.state.capture import Captured, capture
@@ -48,7 +49,6 @@ from jackline.checkpoint.writer.serve import Options
 from jackline.errors import CannotResume
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import host_name
-from jackline.units import format_bytes
 
 Wait = Literal["never", "writer", "durable"]  # what a save waits for
 FORKED = "this is a forked child of the training process"
@@ -76,6 +76,8 @@ class EngineSettings:
     available_memory: Callable[[], int] = available_bytes
     gpu: GpuCopies = field(default_factory=GpuCopies)
     team: Team | None = None  # the ranks that save sharded state together; None: this process saves all of it
+    machine: Saved | None = None  # where the machines of a job share no folder
+    uploads: bool = True  # to the mirror; what is fetched from there is another matter
 
 
 class CheckpointEngine:
@@ -89,10 +91,11 @@ class CheckpointEngine:
         place = self.settings.place or choose_place(run)
         self.folder = place.folder
         is_part = self.settings.team is not None and not self.settings.team.is_first
-        self.mirror = None if is_part else self.settings.mirror or place.mirror  # rank 0's mirror takes the whole
+        uploads = self.settings.uploads and not is_part  # rank 0's mirror takes the whole
+        self.mirror = self.settings.mirror or place.mirror if uploads else None
         self.last_saved: tuple[int, float] | None = None  # step, and the monotonic time of its capture
         self.stalled_s = 0.0  # total time that saves have cost the loop so far
-        self._run_name = run.name
+        self.run_name = run.name
         self._pid = os.getpid()
         self._link = WriterLink(self._options(run), self.settings.writer_command)
         if place.why:
@@ -108,9 +111,9 @@ class CheckpointEngine:
         self._ticket: Ticket | None = None
         self._number = 0
         self._taken_at_s: dict[int, float] = {}
-        self._parent_step: int | None = None
-        self._has_said_pieces = False
+        self.parent_step: int | None = None
         self.save_number = 0  # of the saves that a team has agreed on: the same on every rank
+        self.is_for_mirror = False  # the next save of this machine's parts, as every machine has decided
 
     @property
     def is_busy(self) -> bool:
@@ -220,7 +223,7 @@ class CheckpointEngine:
         for event in events:
             if event.kind == "committed" and event.step is not None:
                 self.last_saved = (event.step, self._taken_at_s.pop(event.step, time.monotonic()))
-                self._parent_step = event.step
+                self.parent_step = event.step
         return events
 
     def load_newest(
@@ -235,23 +238,23 @@ class CheckpointEngine:
         self.note_program(into)
         mirror = self.mirror if self.settings.resume_from_mirror else None
         if mirror and step is None and only is None:
-            for text in bring_newer(mirror, self._run_name, self.folder):
+            for text in bring_newer(mirror, self.run_name, self.folder):
                 self._link.events.append(Event("fetched", text, None, True))
-        how: dict[str, Any] = {"hash_frozen": self._frozen, "on_refusal": self._remember_refusal}
+        how: dict[str, Any] = {"hash_frozen": self._frozen, "on_refusal": self.refuse}
         how |= {"step": step, "only": only}
         try:
             receipt = load.load_newest(self.folder, into, **how)
         except CannotResume:
-            if (
-                not mirror
-                or step is not None
-                or fetch_newest(open_store(mirror), self._run_name, self.folder) is None
-            ):
+            if not mirror or step is not None or fetch_newest(open_store(mirror), self.run_name, self.folder) is None:
                 raise
             receipt = load.load_newest(self.folder, into, **how)
         if receipt is not None:
-            self._parent_step = receipt.step
+            self.parent_step = receipt.step
         return receipt
+
+    def wait_ready(self) -> None:
+        """Wait for a writer that outlived the previous attempt: it may be committing a newer checkpoint."""
+        self._link.wait_ready()
 
     def note_program(self, state: Mapping[str, Any]) -> None:
         """Remember attributes as the program made them, before anything is restored into these objects."""
@@ -331,7 +334,7 @@ class CheckpointEngine:
         layout = self._area.place(sources)
         has_room = self._area.make_room(layout, sources)
         if not has_room:
-            self._say_pieces(layout)
+            say_pieces(self._link, layout)
             assert self._area.arena is not None
             job = self._new_job(ticket, captured, layout, metrics)
             save_in_pieces(self._link, job, layout, sources, self._area.arena)
@@ -354,16 +357,19 @@ class CheckpointEngine:
         ticket.size_bytes = layout.payload_bytes
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         odd = {name: str(value) for name, value in metrics.items() if name not in finite}
-        facts: dict[str, Any] = {"run": self._run_name, "host": host_name(), "environment": describe_environment()}
+        facts: dict[str, Any] = {"run": self.run_name, "host": host_name(), "environment": describe_environment()}
         team = self.settings.team
         if team is not None:
             facts |= {"ranks": team.size, "save": self.save_number}
+        if (saved := self.settings.machine) is not None:
+            number, is_divided = (self.save_number, True) if team is not None else (ticket.step, False)
+            facts |= saved.facts(number, is_divided=is_divided, is_for_mirror=self.is_for_mirror)
         body = {
             "op": "save",
             "id": self._number,
             "step": ticket.step,
             "created_at_s": time.time(),
-            "parent_step": self._parent_step,
+            "parent_step": self.parent_step,
             "metrics": finite,
             "facts": {**facts, "metrics_not_finite": odd} if odd else facts,
             "team": {**asdict(team), "number": self.save_number} if team is not None else None,
@@ -382,15 +388,9 @@ class CheckpointEngine:
         self._link.events.append(Event(outcome, f"step {ticket.step} was not saved: {why}", ticket.step, True))
         return ticket
 
-    def _remember_refusal(self, refusal: load.Refusal) -> None:
+    def refuse(self, refusal: load.Refusal) -> None:
+        """Report a checkpoint that is not used, and let the writer set it aside."""
         text = f"{refusal.name} is not whole and was passed over: {refusal.why}"
         self._link.events.append(Event("passed_over", text, refusal.name.step, True, fields={"why": refusal.why}))
         if self.settings.team is None or self.settings.team.is_first:
             self._link.send({"op": "damaged", "name": str(refusal.name), "why": refusal.why})
-
-    def _say_pieces(self, layout: Layout) -> None:
-        if not self._has_said_pieces:
-            self._has_said_pieces = True
-            size = format_bytes(layout.size_bytes)
-            text = f"memory has no room for a copy of the state ({size}); training waits while a save is written"
-            self._link.events.append(Event("in_pieces", text, None, True))

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -38,6 +39,7 @@ from jackline.session.home import (
     refuse_to_begin_anew,
     write_ending,
 )
+from jackline.session.machines.agreement import find_shared_home, make_copier
 from jackline.session.memory.gpu import GpuMemory, prepare_gpu
 from jackline.session.memory.host import loading_of, settings_to_start_with, use_less
 from jackline.session.metrics.pulse import Pulse
@@ -45,7 +47,6 @@ from jackline.session.metrics.reporting import Outlook, Reporter, keep_standard_
 from jackline.session.metrics.scalars import Scalars
 from jackline.session.off import OffRun
 from jackline.session.ranks import (
-    find_shared_home,
     join_ranks,
     load_together,
     make_engine,
@@ -150,7 +151,7 @@ def join(settings: Settings, state: dict[str, Any], values: dict[str, Any], load
     if settings.exact:
         make_exact()
     prepare_gpu()
-    home = find_shared_home(ranks, settings)
+    home, ranks = find_shared_home(ranks, settings)
     for note in home.notes:
         say(note)
     if home.is_supervised:
@@ -215,6 +216,8 @@ def _engine_settings(settings: Settings) -> EngineSettings:
 def _let_report(attached: Attachment) -> None:
     """Connect the parts that have something to report with the reporter."""
     reporter, outlook = attached.reporter, Outlook(attached)
+    off = partial(reporter.event, "protection_off", is_loud=True, protection="copies")
+    make_copier(attached.ranks, attached.saver.engine, off)
     attached.saver.report_to(reporter.event)
     attached.stepper.uncounted.tell = lambda text: reporter.event("uncounted", text, is_loud=True)
     attached.lengths.tell = lambda text: reporter.event("shifted", text, is_loud=True)
@@ -248,7 +251,7 @@ def _restore(attached: Attachment) -> None:
     into = attached.saver.state
     given, rates = dict(into), copy_group_settings(into)
     ranks, engine = attached.ranks, attached.saver.engine
-    receipt = engine.load_newest(into) if ranks is None else load_together(ranks, engine, into)
+    receipt = load_together(ranks, engine, into)
     refuse_replaced(given, into)
     event = attached.reporter.event
     if receipt is None:

@@ -321,9 +321,7 @@ class Driver:
 
     def _load(self, into: dict[str, Any], *, step: int | None = None) -> Receipt | None:
         ranks, engine = self._attached.ranks, self._attached.saver.engine
-        receipt = (
-            engine.load_newest(into, step=step) if ranks is None else load_together(ranks, engine, into, step=step)
-        )
+        receipt = load_together(ranks, engine, into, step=step)
         if receipt is None:
             refuse_to_begin_anew(self._attached.home, os.environ)
         return receipt

@@ -15,29 +15,25 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings, Wait
-from jackline.checkpoint.format.manifest import Name, parse_name
-from jackline.checkpoint.mirror.progress import LossBounds
-from jackline.checkpoint.place import choose_place
+from jackline.checkpoint.format.manifest import parse_name
+from jackline.checkpoint.machines.holding import Machine, Saved
+from jackline.checkpoint.machines.places import has_parts
 from jackline.checkpoint.shards import is_distributed, is_divided
 from jackline.checkpoint.state import load
-from jackline.checkpoint.state.attributes import Baseline, find_roots
-from jackline.checkpoint.state.capture import Captured, capture
-from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.checkpoint.state.rng import ProcessRandom
-from jackline.checkpoint.ticket import Event, Ticket
 from jackline.checkpoint.writer.parts import Team
 from jackline.data.loader.order import mix
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
-from jackline.session.home import Home, find_home
-from jackline.session.saving.replicas import describe_replicas, restore_replica
+from jackline.session.machines.agreement import Turns, copy_save, decide_save
+from jackline.session.machines.resume import load_apart
+from jackline.session.saving.replicas import Follower, describe_replicas, restore_replica
 from jackline.session.settings import Settings
 
 
@@ -51,19 +47,30 @@ class Ranks:
     is_sharded: bool = False  # FSDP2: every rank saves its part, and rank 0 commits them as one checkpoint
     is_told: list[bool] = field(default_factory=list)  # that the weights of the ranks differ
     wrappers: list[Any] = field(default_factory=list)  # of DistributedDataParallel
+    machine: Machine | None = None  # where each machine has a folder of its own; None: all ranks share one
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank commits: for its machine, or for all."""
+        return self.is_first if self.machine is None else self.rank in self.machine.leaders
+
     def agree(self, *flags: bool) -> list[bool]:
         """Each flag is set on all ranks when it is set on one."""
+        if self.group is None:
+            return list(flags)
         told = torch.tensor([float(flag) for flag in flags])
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.group)
         return [bool(value) for value in told.tolist()]
 
     def gather(self, text: str) -> list[str]:
         """The texts of all ranks, on every rank."""
+        if self.group is None:
+            return [text]
         data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.group)
@@ -77,6 +84,9 @@ class Ranks:
     def from_first(self, text: str) -> str:
         """What rank 0 says; the others' text is ignored."""
         return self.gather(text)[0]
+
+
+ALONE = Ranks(0, 1, None)  # one process: what it tells is all that is told
 
 
 def wait_for_all(ranks: Ranks | None) -> None:
@@ -133,34 +143,29 @@ def _leave(group: Any) -> None:
 
 def make_engine(ranks: Ranks | None, run: RunDir, settings: EngineSettings) -> Any:
     """The engine that saves all of the state, this rank's part of it, or nothing."""
-    if ranks is None or (ranks.is_first and not ranks.is_sharded):
+    if ranks is None or (ranks.is_first and not ranks.is_sharded and ranks.machine is None):
         return CheckpointEngine(run, settings)
-    if not ranks.is_sharded:
+    if ranks.machine is None and not ranks.is_sharded:
         return Follower(run)
     token = ranks.from_first(secrets.token_hex(6))
-    return CheckpointEngine(run, replace(settings, team=Team(token, ranks.rank, ranks.size)))
+    if not ranks.is_sharded and not ranks.is_leader:
+        return Follower(run)
+    members = ranks.machine.members if ranks.machine is not None else ()
+    team = Team(token, ranks.rank, ranks.size, members) if ranks.is_sharded else None
+    uploads = ranks.is_leader if ranks.is_sharded else ranks.is_first
+    machine = Saved(ranks.machine, token) if ranks.machine is not None else None
+    return CheckpointEngine(run, replace(settings, team=team, machine=machine, uploads=uploads))
 
 
 def settings_for(ranks: Ranks, settings: Settings) -> Settings:
-    """Without what only one process can do: train its first steps twice, or mirror what rank 0 mirrors.
+    """Without what only one process can do, such as training its first steps twice.
 
     `keep_best` goes by the numbers that rank 0 logs.
     """
     if ranks.is_first:
         return replace(settings, trial=False)
     is_verified = settings.verify and ranks.is_sharded  # all ranks save, or none
-    return replace(settings, trial=False, verify=is_verified, mirror=None, memory_guard=False, keep_best=None)
-
-
-def find_shared_home(ranks: Ranks | None, settings: Settings) -> Home:
-    """Rank 0 finds or creates the run; the others are guests in it and write neither its start nor its end."""
-    if ranks is None or ranks.is_first:
-        home = find_home(settings)
-        if ranks is not None:
-            ranks.from_first(json.dumps({"path": str(home.run.path), "is_old": home.is_old}))
-        return home
-    found = json.loads(ranks.from_first(""))
-    return Home(RunDir(Path(found["path"])), None, is_supervised=True, is_old=bool(found["is_old"]))
+    return replace(settings, trial=False, verify=is_verified, memory_guard=False, keep_best=None)
 
 
 def unwrapped(value: Any) -> Any:
@@ -256,12 +261,26 @@ def restore_rank(ranks: Ranks, random: ProcessRandom, session: Mapping[str, Any]
 
 
 def load_together(
-    ranks: Ranks, engine: Any, into: MutableMapping[str, Any], *, step: int | None = None
+    ranks: Ranks | None, engine: Any, into: MutableMapping[str, Any], *, step: int | None = None
 ) -> load.Receipt | None:
     """Rank 0 chooses the newest whole checkpoint (or that of `step`) and verifies it; every rank loads that one.
 
-    When one rank cannot, none resumes: each of them raises.
+    When one rank cannot, none resumes: each of them raises. A process without ranks loads it alone.
     """
+    members = tuple(range(ranks.size)) if ranks is not None else (0,)
+    if ranks is not None and ranks.machine is not None:
+        return load_apart(ranks, engine, into, step=step)
+    if _has_parts(ranks, engine):  # machines had folders of their own when it was saved
+        here = Machine(0, ((engine.run_name, members),))
+        return load_apart(replace(ranks or ALONE, machine=here), engine, into, step=step)
+    if ranks is None:
+        found: load.Receipt | None = engine.load_newest(into, step=step)
+        return found
+    return _load_shared(ranks, engine, into, step)
+
+
+def _load_shared(ranks: Ranks, engine: Any, into: MutableMapping[str, Any], step: int | None) -> load.Receipt | None:
+    """From the folder that all ranks see."""
     receipt: load.Receipt | None = None
     problem: Exception | None = None
     if ranks.is_first:
@@ -284,6 +303,14 @@ def load_together(
     return receipt
 
 
+def _has_parts(ranks: Ranks | None, engine: Any) -> bool:
+    """Whether there is a checkpoint here, or only in the mirror, that has some of the ranks' parts alone."""
+    is_first = ranks is None or ranks.is_first
+    place = engine.settings.mirror if is_first and engine.settings.resume_from_mirror else None
+    has = is_first and has_parts(engine.folder, engine.run_name, place)
+    return has if ranks is None else bool(ranks.from_first("yes" if has else "").strip())
+
+
 def _one_line(problem: Exception | None) -> str:
     return "" if problem is None else (str(problem).splitlines() or [type(problem).__name__])[0]
 
@@ -304,7 +331,8 @@ def save_together(attached: Any, save: Callable[..., bool], *, wait: Wait, again
         return save(wait, again)
     saver, step = attached.saver, attached.stepper.steps_done
     is_stale = saver.last_step != step or again or attached.best.wants_save(step)
-    is_wanted, is_busy, is_off = ranks.agree(ranks.is_first and is_stale, saver.engine.is_busy, bool(saver.why_off))
+    flags = (ranks.is_first and is_stale, saver.engine.is_busy, bool(saver.why_off))
+    is_wanted, is_busy, is_off = decide_save(attached, flags, is_last=wait != "never")
     saver.engine.save_number += 1
     if is_off:
         saver.turn_off("saving is off on another rank")
@@ -315,6 +343,7 @@ def save_together(attached: Any, save: Callable[..., bool], *, wait: Wait, again
     if not is_wanted and not is_busy:
         return True
     is_saved = save(wait, True)
+    copy_save(attached, is_last=wait != "never")
     return not ranks.agree(not is_saved)[0] if wait == "durable" else is_saved
 
 
@@ -334,55 +363,3 @@ def _compare_replicas(attached: Any) -> None:
 def all_of(ranks: Ranks | None, is_done: bool) -> bool:
     """Whether every rank has done it. All ranks of sharded state call this."""
     return is_done if ranks is None or not ranks.is_sharded else not ranks.agree(not is_done)[0]
-
-
-class Follower:
-    """The checkpoint engine of a rank that is not the first: it loads, and leaves saving to rank 0."""
-
-    def __init__(self, run: RunDir) -> None:
-        self.folder = choose_place(run).folder
-        self.mirror: str | None = None
-        self.is_busy = False
-        self.why_off = ""
-        self.stalled_s = 0.0
-        self.settings = EngineSettings()
-        self._baseline = Baseline()
-
-    def save(self, state: Mapping[str, Any], *, step: int, **_: Any) -> Ticket:
-        return Ticket(step, "committed")
-
-    def save_again(self, ticket: Ticket) -> Ticket | None:
-        return Ticket(ticket.step, "committed")
-
-    def load_newest(
-        self, into: MutableMapping[str, Any], *, step: int | None = None, only: Name | None = None
-    ) -> load.Receipt | None:
-        self._baseline.note_all(find_roots(into))
-        return load.load_newest(self.folder, into, hash_frozen=FrozenHashes(), step=step, only=only)
-
-    def note_program(self, state: Mapping[str, Any]) -> None:
-        self._baseline.note_all(find_roots(state))
-
-    def capture(self, state: Mapping[str, Any]) -> Captured:
-        return capture(state, baseline=self._baseline)
-
-    def before_change(self) -> None:
-        """Nothing is copied here."""
-
-    def prepare(self, state: Mapping[str, Any]) -> None:
-        """No memory is needed for copies."""
-
-    def give_back_gpu_memory(self) -> int:
-        return 0
-
-    def poll(self) -> list[Event]:
-        return []
-
-    def bounds(self) -> LossBounds:
-        return LossBounds(None, None)
-
-    def ask_mirror(self, number: int) -> None:
-        """Rank 0 uploads."""
-
-    def close(self, **_: Any) -> list[Event]:
-        return []

@@ -90,6 +90,14 @@ def verify_checkpoint(
     return manifest
 
 
+def verify_file(path: Path, entry: FileEntry, algorithm: str) -> None:
+    """Read one file whole; raises Damage where it is not the one in the manifest."""
+    if path.stat().st_size != entry.size_bytes:
+        raise Damage(f"{entry.name} is {_exact(path.stat().st_size, entry.size_bytes)}, not as long as it was")
+    _check_chunks(path, entry, algorithm, False, (VERIFY_THREADS, None))
+    check_structure(path.parent, entry)
+
+
 def check_structure(path: Path, entry: FileEntry) -> None:
     """A right checksum only shows that nothing changed; the contents must also make sense."""
     if entry.name.endswith(TENSORS):

@@ -23,6 +23,7 @@ from pathlib import Path
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.manifest import MANIFEST, Damage, Name, Rewind, is_left_behind, parse_name
 from jackline.checkpoint.format.verify import read_manifest, verify_checkpoint
+from jackline.checkpoint.machines.holding import goes_to_mirror
 from jackline.checkpoint.mirror.engine import (
     File,
     Item,
@@ -53,9 +54,9 @@ class OwnCheckpoints:
     told: set[Rewind] = field(default_factory=set)
 
     def newest(self) -> Item | None:
-        """The newest that looks whole."""
+        """The newest that looks whole; of parts, the newest that every machine of the job uploads."""
         for listed in catalogue.list_checkpoints(self.folder):
-            if listed.is_plausible:
+            if listed.is_plausible and listed.manifest is not None and goes_to_mirror(listed.manifest):
                 with contextlib.suppress(Damage, OSError):  # it was pruned this moment: a newer one exists
                     return self.item_of(listed.name)
         return None

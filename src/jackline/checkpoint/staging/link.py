@@ -38,6 +38,7 @@ class WriterLink:
     events: deque[Event] = field(default_factory=deque)
     job: Job | None = None
     is_ready: bool = False
+    is_in_pieces: bool = False  # that there is no memory for a copy was told
     is_torn: bool = False  # the last overlapped copy was not exact
     why_off: str = ""
     written: set[int] = field(default_factory=set)  # pieces of a save that is sent in pieces

@@ -22,10 +22,21 @@ from jackline.checkpoint.staging.moves import copy_memory
 from jackline.checkpoint.staging.stage import Held, is_plain_memory
 from jackline.checkpoint.state.capture import Source
 from jackline.checkpoint.state.dtypes import as_stored
+from jackline.checkpoint.ticket import Event
+from jackline.units import format_bytes
 
 NUM_SLOTS = 4
 ARENA_BYTES = NUM_SLOTS * CHUNK_BYTES
 PATIENCE_S = 600.0
+
+
+def say_pieces(link: WriterLink, layout: Layout) -> None:
+    """Tell it once."""
+    if not link.is_in_pieces:
+        link.is_in_pieces = True
+        size = format_bytes(layout.size_bytes)
+        text = f"memory has no room for a copy of the state ({size}); training waits while a save is written"
+        link.events.append(Event("in_pieces", text, None, True))
 
 
 def save_in_pieces(link: WriterLink, job: Job, layout: Layout, sources: Sequence[Source], arena: Arena) -> None:

@@ -67,6 +67,8 @@ class Fitting:
             shape, parts = parse_parts(node)
             for file, name, region in parts:
                 found = self._index.get((file, name))
+                if file not in self.headers and self.is_picky:
+                    continue  # the part of another rank, on another machine
                 if found is None or found.shape[: len(shape)] != region.shape:
                     raise Damage(f"state.json: {where} refers to a part that is not in {file}{TENSORS}")
             known = parse_dtype(str(node["dtype"]))
@@ -122,6 +124,8 @@ class Fitting:
             return
         for file, name, region in parse_parts(node)[1]:
             if (both := overlap(here, region)) is not None:
+                if file not in self.headers:
+                    raise Damage(f"{where} needs {file}{TENSORS}, which is on another machine")
                 memory = local[both.inside(here)] if both != here else local
                 self._aim((file, name), Target(name, memory, both.inside(region)), where)
 

@@ -26,6 +26,7 @@ from jackline.checkpoint.format.manifest import MAX_STATE_BYTES, STATE, TENSORS,
 from jackline.checkpoint.format.regions import SHARDED
 from jackline.checkpoint.format.tree import KIND, NOT_A_LEAF, decode, decode_bytes
 from jackline.checkpoint.format.verify import check_sizes, read_header, read_manifest, wrong_chunk
+from jackline.checkpoint.machines.holding import PARTS_OF
 from jackline.checkpoint.state import rng as random_state
 from jackline.checkpoint.state.attributes import unwrap
 from jackline.checkpoint.state.fitting import HINT, Fitting
@@ -56,6 +57,7 @@ def restore_checkpoint(
     """
     manifest = read_manifest(folder)
     check_sizes(folder, manifest)
+    is_picky = is_picky or isinstance(manifest.facts.get(PARTS_OF), list)  # the other parts are on other machines
     tree = _read_state(folder, manifest)
     headers = {
         entry.name.removesuffix(TENSORS): read_header(folder / entry.name, entry.size_bytes)

@@ -23,7 +23,7 @@ from jackline.checkpoint.format.manifest import STATE, Manifest, Name, parse_nam
 from jackline.checkpoint.format.parallel import WorkPool
 from jackline.checkpoint.writer.commit import WRITE_THREADS, Draft, DraftFile
 from jackline.checkpoint.writer.disk import Disk
-from jackline.checkpoint.writer.parts import join_parts
+from jackline.checkpoint.writer.parts import join_parts, read_team
 from jackline.checkpoint.writer.wire import Message
 from jackline.immutable import immutable
 
@@ -98,7 +98,7 @@ class Intake:
         self._drain(message)
         save, body = self._open, message.body
         entries = [save.draft.finish_file(file) for file in save.files.values()]
-        if (team := body.get("team")) and not team["rank"]:
+        if (team := body.get("team")) and read_team(team).is_first:
             entries += join_parts(save.draft, team, self._disk, time.monotonic)
         entries.append(save.draft.add_small(STATE, message.payload))
         manifest = Manifest(

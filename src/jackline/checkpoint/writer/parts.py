@@ -39,38 +39,55 @@ class PartLost(ValueError):
 
 @immutable
 class Team:
-    """The ranks that write one checkpoint together, and this writer's place among them."""
+    """The ranks that write one checkpoint together, and this writer's place among them.
+
+    `members`: the ranks of this machine, where the machines of a job share no folder. Each machine then has a
+    checkpoint with the parts of its own ranks. Empty: all ranks write one checkpoint.
+    """
 
     token: str
     rank: int
     size: int
+    members: tuple[int, ...] = ()
 
     @property
     def is_first(self) -> bool:
-        return self.rank == 0
+        return self.rank == self.ranks[0]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those whose parts are joined here, in order; the first of them commits."""
+        return tuple(self.members) or tuple(range(self.size))
 
     def folder(self, checkpoints: Path) -> Path:
-        """Where this rank's writer works: rank 0's in the run's own folder for checkpoints."""
+        """Where this rank's writer works: the first one's in the run's own folder for checkpoints."""
         return checkpoints if self.is_first else part_folder(checkpoints, self.token, self.rank)
+
+
+def read_team(told: dict[str, Any]) -> Team:
+    """From JSON; other entries belong to the message that it came in."""
+    members = tuple(int(rank) for rank in told.get("members") or ())
+    return Team(str(told["token"]), int(told["rank"]), int(told["size"]), members)
 
 
 def part_folder(checkpoints: Path, token: str, rank: int) -> Path:
     return checkpoints / f"{PARTS}{token}" / f"rank-{rank}"
 
 
-def join_parts(draft: Draft, team: dict[str, Any], disk: Disk, clock: Callable[[], float]) -> list[FileEntry]:
+def join_parts(draft: Draft, told: dict[str, Any], disk: Disk, clock: Callable[[], float]) -> list[FileEntry]:
     """Move the parts of all other ranks into the draft; returns their entries for the manifest.
 
     Waits for parts that are still being written. Raises PartLost when one will not come.
     """
+    team, number = read_team(told), int(told["number"])
     until_s = clock() + PATIENCE_S
-    ranks = range(1, int(team["size"]))
-    folders = {rank: part_folder(draft.folder, str(team["token"]), rank) for rank in ranks}
-    parts = {rank: _wait_for(folder, rank, int(team["number"]), until_s, clock) for rank, folder in folders.items()}
+    folders = {rank: part_folder(draft.folder, team.token, rank) for rank in team.ranks[1:]}
+    parts = {rank: _wait_for(folder, rank, number, until_s, clock) for rank, folder in folders.items()}
     entries: list[FileEntry] = []
     for rank, (path, manifest) in parts.items():
         if manifest.algorithm != draft.algorithm:
-            raise PartLost(f"rank {rank} uses the checksum {manifest.algorithm}, rank 0 uses {draft.algorithm}")
+            first = f"rank {team.rank} uses {draft.algorithm}"
+            raise PartLost(f"rank {rank} uses the checksum {manifest.algorithm}, {first}")
         for entry in manifest.files:
             if entry.name == STATE or not is_of_rank(entry.name):
                 continue
@@ -82,7 +99,7 @@ def join_parts(draft: Draft, team: dict[str, Any], disk: Disk, clock: Callable[[
 
 def note_failed(folder: Path, team: dict[str, Any] | None, why: str) -> None:
     """Tell rank 0's writer that this part will not come. A disk that is full may still take a small file."""
-    if team is not None and int(team.get("rank", 0)):
+    if team is not None:
         (folder / f"{_FAILED}{int(team['number'])}").write_text(why)
 
 

@@ -35,7 +35,7 @@ from jackline.checkpoint.writer.commit import (
 from jackline.checkpoint.writer.disk import Disk, can_write_directly
 from jackline.checkpoint.writer.intake import Intake
 from jackline.checkpoint.writer.lock import AnotherWriter, Holder, WriterLock
-from jackline.checkpoint.writer.parts import Team, clear_parts, note_failed
+from jackline.checkpoint.writer.parts import Team, clear_parts, note_failed, read_team
 from jackline.checkpoint.writer.retention import Keep
 from jackline.checkpoint.writer.upkeep import Upkeep
 from jackline.checkpoint.writer.wire import Channel, Closed, Message
@@ -80,7 +80,7 @@ class Options:
     @staticmethod
     def from_json(text: str) -> Options:
         body = json.loads(text)
-        team = Team(**body["team"]) if body.get("team") else None
+        team = read_team(body["team"]) if body.get("team") else None
         return Options(**{**body, "folder": Path(body["folder"]), "keep": Keep(**body["keep"]), "team": team})
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from jackline.checkpoint.format import catalogue
 from jackline.checkpoint.format.manifest import Damage, Name, Unreadable, parse_name
 from jackline.checkpoint.format.verify import Interrupted, read_manifest, verify_checkpoint
+from jackline.checkpoint.machines.holding import FOR_MIRROR
 from jackline.checkpoint.writer.commit import delete_checkpoint, set_aside
 from jackline.checkpoint.writer.disk import Disk
 from jackline.checkpoint.writer.retention import (
@@ -92,7 +93,7 @@ class Upkeep:
         """
         names = catalogue.list_names(self.folder)
         good = [name for name in names if "verified_at_s" in self.notes.get(name, {})]
-        best = self._find_best(names, good)
+        best = [*self._find_best(names, good), *self._awaited(names)]
         keep, least = (replace(self.keep, last=1), KEPT_IN_BUDGET) if is_tight else (self.keep, ALWAYS_KEPT)
         unread = [] if is_tight else list(self._unread(time.time()))
         for name in checkpoints_to_delete(names, good=good, keep=keep, best=best, unread=unread, least=least):
@@ -152,6 +153,18 @@ class Upkeep:
         with contextlib.suppress(OSError):
             catalogue.point_at(self.folder, catalogue.BEST, best[-1] if best else None)
         return best
+
+    def _awaited(self, names: list[Name]) -> list[Name]:
+        """The parts that every machine of a job uploads now: the mirror still reads them."""
+        uploads = catalogue.read_uploads(self.folder)
+        for name in names:
+            with contextlib.suppress(Damage):
+                facts = read_manifest(self.folder / str(name)).facts
+                if FOR_MIRROR not in facts:
+                    return []
+                if facts[FOR_MIRROR]:
+                    return [] if name in uploads else [name]
+        return []
 
     def _note(self, name: Name, **more: Any) -> None:
         self.notes[name] = {**self.notes.get(name, {}), **more}

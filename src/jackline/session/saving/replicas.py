@@ -7,18 +7,31 @@ again. Here it gets the later one before its first step, by a backward pass of z
 What cannot be arranged without a side effect (hooks of the user's own) is left alone.
 
 Buffers (BatchNorm statistics) are those of rank 0 in every forward pass of training; until the next one each rank has
-its own, and a validation uses these. Owns both; RNG states are in session/ranks.py.
+its own, and a validation uses these. `Follower` stands in for the checkpoint engine on a rank that saves nothing.
+Owns these; RNG states are in session/ranks.py.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
+
+from jackline.checkpoint.engine import EngineSettings
+from jackline.checkpoint.format.manifest import Name
+from jackline.checkpoint.mirror.progress import LossBounds
+from jackline.checkpoint.place import choose_place
+from jackline.checkpoint.state import load
+from jackline.checkpoint.state.attributes import Baseline, find_roots
+from jackline.checkpoint.state.capture import Captured, capture
+from jackline.checkpoint.state.frozen import FrozenHashes
+from jackline.checkpoint.ticket import Event, Ticket
+from jackline.rundir.layout import RunDir
 
 _KEY = "rebuilt_per_bucket_param_indices"
 
@@ -66,6 +79,8 @@ def _read_buffers(ranks: Any) -> list[dict[str, torch.Tensor]]:
     own = _buffers(ranks.wrappers)
     if not own:
         return []
+    if getattr(ranks, "machine", None) is not None:  # each machine saves; any of them may be loaded by rank 0
+        return gather_objects(ranks, own)
     device = next(iter(own.values())).device
     both = [part.to(device) for one in own.values() for part in (one.double().sum(), one.double().square().sum())]
     values = torch.stack(both).tolist()  # waits for a GPU once
@@ -136,3 +151,59 @@ def _has_hooks(parameters: list[torch.Tensor]) -> bool:
     """A hook of the user's own (an optimizer in the backward pass) would take the zeros for gradients."""
     words = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return any(getattr(parameter, word, None) for parameter in parameters for word in words)
+
+
+class Follower:
+    """The checkpoint engine of a rank that is not the first: it loads, and leaves saving to rank 0."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.folder, self.run_name = choose_place(run).folder, run.name
+        self.mirror: str | None = None
+        self.is_busy = False
+        self.parent_step: int | None = None
+        self.why_off = ""
+        self.stalled_s = 0.0
+        self.settings = EngineSettings()
+        self._baseline = Baseline()
+
+    def save(self, state: Mapping[str, Any], *, step: int, **_: Any) -> Ticket:
+        return Ticket(step, "committed")
+
+    def save_again(self, ticket: Ticket) -> Ticket | None:
+        return Ticket(ticket.step, "committed")
+
+    def load_newest(
+        self, into: MutableMapping[str, Any], *, step: int | None = None, only: Name | None = None
+    ) -> load.Receipt | None:
+        self._baseline.note_all(find_roots(into))
+        return load.load_newest(self.folder, into, hash_frozen=FrozenHashes(), step=step, only=only)
+
+    def wait_ready(self) -> None:
+        """There is no writer here."""
+
+    def note_program(self, state: Mapping[str, Any]) -> None:
+        self._baseline.note_all(find_roots(state))
+
+    def capture(self, state: Mapping[str, Any]) -> Captured:
+        return capture(state, baseline=self._baseline)
+
+    def before_change(self) -> None:
+        """Nothing is copied here."""
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """No memory is needed for copies."""
+
+    def give_back_gpu_memory(self) -> int:
+        return 0
+
+    def poll(self) -> list[Event]:
+        return []
+
+    def bounds(self) -> LossBounds:
+        return LossBounds(None, None)
+
+    def ask_mirror(self, number: int) -> None:
+        """Rank 0 uploads."""
+
+    def close(self, **_: Any) -> list[Event]:
+        return []

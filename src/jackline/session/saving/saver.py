@@ -101,6 +101,16 @@ class Saver:
     def report_to(self, event: Event) -> None:
         self._event = event
 
+    @property
+    def ticket(self) -> Ticket | None:
+        """Of the last save, under way or over."""
+        return self._ticket
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last save was lost."""
+        return self._ticket is not None and self._ticket.outcome == "failed"
+
     def begin(self, step: int) -> None:
         """Training starts or resumes at `step`, which is saved or needs no saving."""
         self.asked_step, self._asked_at_s = step, time.monotonic()
