@@ -543,6 +543,32 @@ def test_too_many_open_files_comes_with_the_limit_to_raise() -> None:
     assert hint == "close files once they are read (`with open(...)`), or raise the limit: ulimit -n 65536"
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x20 and 10x2)", "print x.shape above it"),
+        (
+            "RuntimeError: The size of tensor a (3) must match the size of tensor b (4) at dimension 1",
+            "print x.shape",
+        ),
+        ("ValueError: operands could not be broadcast together with shapes (3,) (4,)", "print x.shape"),
+        ("FloatingPointError: loss is inf at step 0", "the training diverged"),
+        ("ValueError: non-finite gradient in layer 3", "the training diverged"),
+        ("RuntimeError: Loss diverged: nan loss at step 12", "the training diverged"),
+        ("ValueError: loss_fn must be one of mse, info_nce", "`jackline logs` shows the whole traceback"),
+    ],
+)
+def test_what_trainings_fail_of_comes_with_the_next_action(error: str, says: str) -> None:
+    assert says in best(raised(error)).hint
+
+
+def test_a_thread_that_failed_beside_a_program_that_ended_well_is_no_pipe(tmp_path: Path) -> None:
+    code = "import threading\nthread = threading.Thread(target=lambda: int('x'))\nthread.start()\nthread.join()"
+    finding = best(run_script(tmp_path, code))
+    assert finding.cause == "finished" and finding.confidence == "not sure"
+    assert finding.hint.startswith("a thread ended with that error")
+
+
 def test_an_exit_code_without_a_word_quotes_the_last_line(tmp_path: Path) -> None:
     found = run_script(tmp_path, "print('bye')\nraise SystemExit(3)")
     assert text_of(found) == (

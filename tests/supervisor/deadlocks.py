@@ -471,6 +471,26 @@ import inner.plugin
         ("the main thread holds the import of module 'inner.plugin' and waits for the end of thread 'loader'",
          "thread 'loader' waits for the import of module 'inner.plugin' at", "plugin.py:2: they wait for each other"),
     ),
+    Case(
+        "processes_with_the_same_names_for_two_locks",
+        """
+import multiprocessing, time
+context = multiprocessing.get_context("fork")
+def work(first, second, mine, theirs):
+    with first:
+        mine.set(); theirs.wait()
+        with second:  # THERE
+            pass
+if __name__ == "__main__":
+    a, b, x, y = context.Lock(), context.Lock(), context.Event(), context.Event()
+    both = [context.Process(target=work, args=args) for args in ((a, b, x, y), (b, a, y, x))]
+    for one in both: one.start()
+    for one in both: one.join()  # HERE
+""",
+        ("waits for the end of process", ":{HERE}", "holds lock 'second' (there 'first') (since", ":5) and waits",
+         "'second' at", ":{THERE}", "holds lock 'second' (there 'first')", "they wait for each other"),
+        waits="child",
+    ),
 )  # fmt: skip
 
 # Programs that look nearly the same and will continue: (name, what the main thread waits for, text).

@@ -11,7 +11,7 @@ from jackline.supervisor.output.bars import parse_bar
 from jackline.supervisor.output.told import Told
 
 FILE = Path(__file__).with_name("public_formats.txt")
-FACTS = ("done", "total", "unit", "of", "epoch", "epochs")
+FACTS = ("done", "total", "unit", "of", "epoch", "epochs", "eta_s")
 
 
 def read_sections() -> dict[str, tuple[dict[str, str], list[str]]]:

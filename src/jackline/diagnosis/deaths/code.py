@@ -177,6 +177,16 @@ _HINTS = (
         r"contains NaN",
         "the data has gaps or a division by zero: find them before this line (numpy.isnan(x).any())",
     ),
+    (
+        r"shapes cannot be multiplied|must match the size of tensor|not aligned: |could not be broadcast together"
+        r"|but got \d+ channels|expected input\[|shape .{1,60} is invalid for input of size",
+        "two shapes do not fit together at that line: print x.shape above it; the message names both",
+    ),
+    (
+        r"(?i)\bloss\b.{0,40}\b(?:nan|-?inf)\b|\b(?:nan|-?inf)\b.{0,40}\bloss\b|non-finite (?:loss|gradient)",
+        "the training diverged: a lower learning rate, clipped gradients, bf16 instead of fp16; "
+        "torch.autograd.set_detect_anomaly(True) names the first operation that gave nan",
+    ),
 )
 _BOOTSTRAP = re.compile(r"bootstrapping phase|context has already been set")
 _OURS = re.compile(r"/(?:src|site-packages|dist-packages)/jackline/")

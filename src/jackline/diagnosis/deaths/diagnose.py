@@ -265,6 +265,8 @@ def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     other = _said(chain, evidence) or (own_exception(chain, evidence),)
     doubt = f"but its output ends with {chain.last.first_line[:160]}"
     cause = "a pipe hides the exit code of all but its last program: use `set -o pipefail`"
+    if any(line.startswith("Exception in thread ") for line in evidence.output_tail[-_NUM_LAST_LINES:]):
+        cause = "a thread ended with that error, and the program went on without it: look whether its work is missing"
     return (Finding("finished", "not sure", done.title, (doubt, *done.detail), cause), *other)
 
 

@@ -133,6 +133,8 @@ def _tell(path: tuple[Node, ...], is_cycle: bool, waiters: Mapping[Node, Waiter]
         held_at = f"{hold.file}:{hold.line}" if hold and hold.file else ""
         is_held = before is not None and (hold is not None or before.wants.startswith("file lock"))
         holds = before.wants.partition(", held by")[0] if before is not None and is_held else ""
+        if holds.startswith("lock '") and hold and hold.name and hold.name not in holds:
+            holds += f" (there '{hold.name}')"  # one lock may have two names
         who = waiter.who + _alike(waiter, dead)
         members.append(Member(*node, who, waiter.wants, waiter.place, holds, held_at))
     sentences = [_sentence(member) for member in members]
@@ -230,7 +232,7 @@ class _Tree:
             return Waiter(node, who, wait.what, place, None)
         if wait.lock.startswith("sem:"):
             holders = self._holders_of(wait.lock)
-            held = Hold(wait.lock) if holders else None
+            held = self._hold_of(wait.lock) if holders else None
             return Waiter(node, who, wait.what, place, holders, owner_holds=held)
         if wait.owner:
             held = wait.held_at or Hold(wait.lock)
@@ -262,6 +264,11 @@ class _Tree:
                 }
                 holders |= precise or self._python_threads(report)
         return frozenset(holders)
+
+    def _hold_of(self, lock: str) -> Hold:
+        """The line that took a multiprocessing lock, where the `with` block of its holder shows it."""
+        held = (hold for report in self.reports.values() for one in report.threads for hold in one.holds)
+        return next((hold for hold in held if hold.lock == lock), Hold(lock))
 
     # -- between processes
 

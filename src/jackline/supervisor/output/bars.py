@@ -202,11 +202,18 @@ def _seconds(clock: str) -> float:
     return total + (86400 * float(days) if days.strip() else 0)
 
 
+def time_left(text: str) -> float | None:
+    """What a plain line says by name: 'eta: 1:23:45', 'remaining: 1h 2m 3s'."""
+    match = _ETA.search(text)
+    return _left(match[1]) if match is not None and match[1] else None
+
+
 def _eta_text(text: str) -> float | None:
     match = _ETA.search(text)
-    if match is None:
-        return None
-    words = (match[1] or match[2]).lstrip("-")
+    return _left((match[1] or match[2]).lstrip("-")) if match is not None else None
+
+
+def _left(words: str) -> float:
     if ":" in words:
         return _seconds(words)
     return sum(

@@ -7,8 +7,9 @@ Owns which words count and how an epoch and the batches in it stand together. Do
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from jackline.supervisor.output.bars import parse_bar, parse_known_bar
+from jackline.supervisor.output.bars import parse_bar, parse_known_bar, time_left
 from jackline.supervisor.output.numbers import MEASURED, read_record
 from jackline.supervisor.output.progress import MAX_TEXT, Progress
 
@@ -70,7 +71,14 @@ def parse_line(text: str) -> Progress | None:
             return known
     if not _MAYBE.search(text):
         return None
-    return _record(text) or _in_brackets(text) or _counted(text)
+    return _with_time_left(_record(text) or _in_brackets(text) or _counted(text), text)
+
+
+def _with_time_left(found: Progress | None, text: str) -> Progress | None:
+    """A trainer that counts without a total knows how long it still takes: 'eta: 1:23:45  iter: 19'."""
+    if found is None or found.total is not None or found.eta_s is not None or found.of != "run":
+        return found
+    return replace(found, eta_s=time_left(text))
 
 
 def parse_redrawn(text: str) -> Progress | None:
