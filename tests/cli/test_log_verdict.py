@@ -29,6 +29,13 @@ def test_an_empty_log_is_explained() -> None:
     assert judge((), size=0, is_live=False) == LogVerdict("empty", "empty")
 
 
+def test_output_of_an_adopted_process_that_goes_to_no_file_is_not_called_kept_back() -> None:
+    facts = LogFacts("out.log", 100, NOW_S, (), is_adopted=True)
+    assert judge_log(facts, is_live=True, running_s=17.0, now_s=NOW_S) == LogVerdict(
+        "empty", "empty: what goes to a terminal or a pipe cannot be read"
+    )
+
+
 def test_a_log_with_nothing_but_our_own_notes_is_empty_too() -> None:
     assert judge(("", "  "), size=4000).kind == "empty"
 

@@ -12,7 +12,7 @@ import pytest
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import GpuProcess, GpuReading, ProcessReading, Wait
 from jackline.supervisor.attempt.around import Around, Surroundings, busiest, read_cpu_times, read_throttled_s
-from jackline.supervisor.attempt.slowness import Rhythm, Seen, Slowness, find_cause
+from jackline.supervisor.attempt.slowness import Look, Rhythm, Seen, Slowness, find_cause
 
 GPU = GpuReading(0, "H200", 140 << 30, 10 << 30, 90, 40, 600.0, is_ours=True, clock_share=0.98)
 LOADS = Frame("_next_data", "/x/torch/utils/data/dataloader.py", 700, "self._get_data()", is_user=False)
@@ -48,8 +48,8 @@ def follow(
         is_late = second >= 120
         while ended_s + step_s[is_late] <= second:
             ended_s, step = ended_s + step_s[is_late], step + 1
-        slowness.look(float(second), (ended_s, step), (then if is_late else GPU,), (process(),))
-        if second % 5 == 0:
+        wants = slowness.look(float(second), (ended_s, step), (then if is_late else GPU,), (process(),))
+        if wants or second % 30 == 0:  # as the watch over hangs looks in usual times
             slowness.note_stack(stack(frames[is_late]))
     return heard
 
@@ -120,6 +120,15 @@ def test_what_keeps_it_from_a_cpu_is_told_apart() -> None:
     assert cause(throttled=0.4) == limit and cause(throttled=0.4, queued=0.5) == f"{limit}; {waits}"
     assert cause(stolen=0.3) == "the hypervisor gives 30 % of the CPU time to other machines, 0 % before"
     assert cause("pid 7 (stress, 1.9 CPUs)").startswith("the cause was not found")
+
+
+def test_few_looks_that_met_the_same_line_by_chance_name_no_cause() -> None:
+    """A real run: a quarter of each step slept at that line, and three of four looks met it."""
+    usual = Seen(looks=[Look(float(at), False, "train.py:8 `step()`") for at in (0, 30, 60)])
+    places = ["train.py:13 `sleep(0.1)`"] * 3 + ["train.py:8 `step()`"]
+    for count, is_named in ((1, False), (2, True)):
+        slow = Seen(looks=[Look(90.0, False, place) for place in places * count])
+        assert ("train.py:13" in find_cause(usual, slow)[0]) == is_named
 
 
 def test_without_another_cause_the_line_at_which_it_now_stands_is_named() -> None:

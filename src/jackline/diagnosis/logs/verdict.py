@@ -11,6 +11,7 @@ from typing import Literal
 from jackline.diagnosis.deaths.collect import tail_lines
 from jackline.immutable import immutable
 from jackline.rundir.layout import RunDir
+from jackline.rundir.records.start import read_start
 from jackline.rundir.status import RunStatus
 from jackline.units import format_duration
 
@@ -33,6 +34,7 @@ class LogFacts:
     size_bytes: int | None
     last_output_at_s: float | None
     own_lines: tuple[str, ...] = ()
+    is_adopted: bool = False  # started without Jackline: only what goes to a file can be read
 
 
 @immutable
@@ -51,7 +53,8 @@ def read_log_facts(run: RunDir, status: RunStatus) -> LogFacts:
     if seen_s is not None and silent_s is not None:
         last_s = seen_s - silent_s  # not the file's mtime, because our own notes change it
     lines = tail_lines(run.out_log, _NUM_LINES) if found.st_size else ()
-    return LogFacts(str(run.out_log), found.st_size, last_s, lines)
+    is_adopted = bool(status.attempt and read_start(run.attempt(status.attempt)).is_adopted)
+    return LogFacts(str(run.out_log), found.st_size, last_s, lines, is_adopted)
 
 
 def judge_log(facts: LogFacts, *, is_live: bool | None, running_s: float | None, now_s: float) -> LogVerdict:
@@ -60,6 +63,8 @@ def judge_log(facts: LogFacts, *, is_live: bool | None, running_s: float | None,
     if facts.size_bytes is None:
         return LogVerdict("absent", "there is no log yet" if is_live else "there is no log")
     lines = [line for line in facts.own_lines if line.strip()]
+    if not lines and facts.is_adopted:
+        return LogVerdict("empty", "empty: what goes to a terminal or a pipe cannot be read")
     if not lines:
         why = "; programs that are not Python may keep their output back off a terminal (--tty)" if is_live else ""
         return LogVerdict("empty", f"empty{after if is_live else ''}{why}")

@@ -30,7 +30,7 @@ FASTER = 0.8
 LEAST_S = 20.0
 LEAST_MORE_S = 0.005  # of a step: smaller differences are those of our own reading
 AGAIN_AFTER_S = 600.0
-STACKS_EVERY_S = 5.0
+STACKS_EVERY_S = 2.0  # only while it slows down: four looks in 20 s met by chance the same short sleep three times
 AROUND_EVERY_S = 4.0
 _KEPT = 90
 _CLOCK = 0.85
@@ -39,7 +39,7 @@ _PRESSURE = 0.15
 _QUEUED = 0.2
 _HELD = 0.1
 _STOLEN = 0.1
-_LEAST_LOOKS = 3
+_LEAST_LOOKS, _LEAST_USUAL_LOOKS = 6, 3  # in usual times a look every 30 s must do
 _SWAPPED_BYTES = 64 << 20
 _LOADING = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
@@ -252,7 +252,7 @@ def _waiting_cause(usual: Seen, slow: Seen, others: str) -> tuple[str, str]:
 
 def _data_cause(usual: Seen, slow: Seen) -> Iterator[tuple[str, str]]:
     waits, before = slow.waits, usual.waits
-    if waits is not None and waits >= max(0.5, (before or 0.0) + _WAITS_MORE):
+    if waits is not None and len(slow.looks) >= _LEAST_LOOKS and waits >= max(0.5, (before or 0.0) + _WAITS_MORE):
         text = f"it waits for data in {100 * waits:.0f} % of the looks at it"
         yield text, "more loader workers, or a faster place for the data"
 
@@ -291,7 +291,7 @@ def _disk_cause(usual: Seen, slow: Seen) -> Iterator[tuple[str, str]]:
 def _new_place(usual: Seen, slow: Seen) -> str:
     """The line of the script at which it stands much more often than before; '' without one."""
     before, now = (Counter(one.place for one in seen.looks if one.place) for seen in (usual, slow))
-    if sum(before.values()) < _LEAST_LOOKS or sum(now.values()) < _LEAST_LOOKS:
+    if sum(before.values()) < _LEAST_USUAL_LOOKS or sum(now.values()) < _LEAST_LOOKS:
         return ""
     place, count = now.most_common(1)[0]
     share, former = count / sum(now.values()), before[place] / sum(before.values())
