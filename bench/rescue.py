@@ -8,7 +8,8 @@
 stall   a script that never saves, with 1.5 GB of state, is asked for it three times: how long its loop was held
 hook    what the injected hook costs a step when nothing is asked (CPU time), and how much memory the injection takes
 equal   losses of a script with and without rescue armed and asked, bit by bit
-oom     a script that asks for more memory than the GPU has: what was rescued is the state before the failed step
+oom     scripts that ask for more memory than the GPU has (plain, AMP, compiled): what was rescued is the state before
+        the failed step
 replay  a step of 124M parameters with and without its loss read, in windows by turns, with a 95 % confidence interval
         of the difference; and what one step done again takes
 creep   50 MB a minute in real time; a ballast leaves 1.3 GB free, so that it is full in 26 minutes and not in days
@@ -69,15 +70,24 @@ rss = int(open("/proc/self/statm").read().split()[1]) * 4096
 print("each", best * 1e6, "rss", rss, flush=True)
 """
 OOM = """
-import torch
+import sys, torch
+kind, device = sys.argv[1:]
 torch.manual_seed(0)
-model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]).cuda()
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)]).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+scaler = torch.amp.GradScaler(device, init_scale=1024.0, enabled=kind == "amp")
+forward = torch.compile(model) if kind == "compiled" else model
+def fill():
+    if device == "cpu":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return torch.empty(torch.cuda.mem_get_info()[1], dtype=torch.uint8, device=device)
 for step in range(1, 100):
-    kept = torch.empty(torch.cuda.mem_get_info()[1] if step == 30 else 1, dtype=torch.uint8, device="cuda")
-    loss = model(torch.randn(64, 512, device="cuda")).square().mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-    torch.save({"step": step, "model": model.state_dict()}, "truth.pt")
+    with torch.autocast(device, torch.float16, enabled=kind == "amp"):
+        loss = forward(torch.randn(64, 512, device=device)).float().square().mean()
+    optimizer.zero_grad(); scaler.scale(loss).backward()
+    kept = fill() if step == 30 else None
+    scaler.step(optimizer); scaler.update()
+    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}, "truth.pt")
 """
 LEAKING = """
 import time, torch
@@ -180,19 +190,42 @@ def measure_equal(folder: Path) -> None:
 
 
 def measure_oom(folder: Path) -> None:
-    """The uncaught OutOfMemoryError comes between two steps: the weights are those of the step before it."""
+    """The uncaught OutOfMemoryError comes between backward and the optimizer's step: the weights are those of the
+    step before. Without a GPU the error is raised by hand."""
+    for kind in ("plain", "amp", "compiled"):
+        faulthandler.dump_traceback_later(LONGEST_S)
+        (own := folder / kind).mkdir()
+        start(own, OOM, kind, DEVICE)
+        assert wait_for((own / "runs/one/attempts/001/exit.json").exists, 200.0), "it has not ended"
+        done = jackline("rescue", "one", "--json", folder=own)
+        assert done.returncode == 0, done.stderr + log_of(own)[-2000:]
+        record = json.loads(done.stdout)["rescues"][0]
+        truth = torch.load(own / "truth.pt", map_location="cpu")
+        where = f"step {record['step']} of {truth['step']}"
+        is_equal = is_same_state(record, truth)
+        say(
+            f"oom, {kind}: {record['outcome']} at '{record['cause']}', {where}; weights and moments equal: {is_equal}"
+        )
+        say(f"     {record['moment']}; {[part['key'] for part in record['parts']]}")
+
+
+def is_same_state(record: dict[str, Any], truth: dict[str, Any]) -> bool:
+    """Bit by bit. A compiled model is saved as what it wraps, whatever variable named it."""
     from safetensors.torch import load_file
 
-    start(folder, OOM)
-    assert wait_for((folder / "runs/one/attempts/001/exit.json").exists, 60.0), "it has not ended"
-    done = jackline("rescue", "one", "--json", folder=folder)
-    record = json.loads(done.stdout)["rescues"][0]
-    truth = torch.load(folder / "truth.pt", map_location="cpu")
-    found = load_file(Path(record["path"]) / "model.safetensors")
-    is_equal = all(torch.equal(found[name], value) for name, value in truth["model"].items())
-    where = f"step {record['step']} of {truth['step']}"
-    say(f"oom: {record['outcome']} at '{record['cause']}', {where}; equal: {is_equal}")
-    say(f"     {record['moment']}")
+    files = {
+        part["kind"]: load_file(Path(record["path"]) / f"{part['key']}.safetensors")
+        for part in record["parts"]
+        if part["kind"] in ("module", "optimizer")
+    }
+    moments = {
+        f"state.{index}.{word}": value for index, one in truth["optimizer"].items() for word, value in one.items()
+    }
+    wanted = {"module": truth["model"], "optimizer": moments}
+    return all(
+        set(files[kind]) == set(values) and all(torch.equal(files[kind][name], values[name].cpu()) for name in values)
+        for kind, values in wanted.items()
+    )
 
 
 def losses(text: str) -> list[str]:
@@ -388,8 +421,8 @@ def main() -> int:
     words = ["stall", "equal", "oom", "replay", "creep and hook"] if only == "all" else only.split(",")
     if not IS_GPU:
         torch.set_num_threads(1)  # threads that wait for each other measure the neighbours
-        words = [word for word in words if word not in ("creep", "oom", "creep and hook")]
-        print("creep and oom: skipped, there is no GPU")
+        words = [word for word in words if word not in ("creep", "creep and hook")]
+        print("creep: skipped, there is no GPU")
     say(f"{torch.cuda.get_device_name() if IS_GPU else 'CPU'}, torch {torch.__version__}")
     is_well = True
     for name in words:
