@@ -183,8 +183,7 @@ def predict_part(options: argparse.Namespace, part: str) -> None:
 
 
 def predicted(entry: Any, precision: str, size: str, gpu: Any, *, is_recording: bool = False) -> dict[str, Any]:
-    from jackline.memory.plan.choose import chosen_range
-    from jackline.memory.predict.step import replay, trace_step
+    from jackline.memory.predict.step import chosen_range, replay, trace_step
     from jackline.memory.predict.work import estimate
 
     row: dict[str, Any] = {"name": entry.name, "family": entry.family, "precision": precision, "size": size}

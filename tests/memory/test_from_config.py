@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from jackline.errors import UsageError
+from jackline.memory.plan.choose import add_evaluation, plan
 from jackline.memory.plan.gpus import GPU_MODELS
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import CannotTrace, Prediction, predict
@@ -171,3 +172,33 @@ def test_a_config_that_contradicts_itself_is_refused_with_its_reason(folder: Pat
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 7}))
     with pytest.raises(UsageError, match="is no config of a "):
         candidate(folder)
+
+
+_TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+# Without `architectures`, and with inputs of their own.
+OTHERS = {
+    "yolos": {**_TINY, "image_size": [64, 64], "patch_size": 16, "num_detection_tokens": 5},
+    "siglip2": {
+        "text_config": {**_TINY, "vocab_size": 100, "max_position_embeddings": 128},
+        "vision_config": {**_TINY, "num_patches": 16, "patch_size": 16},
+    },
+    "decision_transformer": {"hidden_size": 32, "n_layer": 1, "n_head": 2, "state_dim": 5, "act_dim": 3},
+    "patchtst": {"d_model": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "ffn_dim": 64},
+    "jetmoe": {
+        **_TINY,
+        "vocab_size": 100,
+        "num_key_value_heads": 2,
+        "kv_channels": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_config_of_any_kind_is_planned_with_its_evaluation(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**OTHERS[kind], "model_type": kind}))
+    found = load_candidates(str(tmp_path), GPU_MODELS["L4"], ["seq_len=64", "batch_size=4"])[0]
+    made = add_evaluation(found.job, plan(found.job, GPU_MODELS["L4"]))
+    assert (made.fit, made.micro_batch) == ("fits", 4)
+    assert made.evaluation_bytes > 0

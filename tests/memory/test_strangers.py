@@ -4,14 +4,16 @@ planned too small."""
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from jackline.errors import JacklineError
-from jackline.memory.plan.choose import add_evaluation, plan
-from jackline.memory.plan.gpus import GPU_MODELS
+from jackline.memory.plan.choose import MOST_MICRO_BATCH, add_evaluation, plan
+from jackline.memory.plan.explain import plan_text
+from jackline.memory.plan.gpus import GPU_MODELS, find_gpu
 from jackline.memory.plan.target import Candidate, load_candidates
 from jackline.memory.predict.step import Prediction, predict
 
@@ -340,3 +342,67 @@ def test_a_mistake_in_a_persons_code_is_told_as_one(tmp_path: Path, code: str, m
         plan(loaded(tmp_path, code).job, L4)
     assert caught.value.message == message.format(path=tmp_path / "mine.py")
     assert caught.value.hint == hint
+
+
+WRITES = """
+def made():
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    def step(n):
+        for one in torch.randn(n, 64):
+            loss = model(one).sum()
+            loss.backward()
+            print(f"loss {loss:.3f} {optimizer.param_groups[0]['lr']:.1e}")
+        optimizer.step()
+        optimizer.zero_grad()
+    return step
+"""
+
+
+def test_a_step_that_takes_its_samples_one_by_one_is_told_how_many_would_fit(tmp_path: Path) -> None:
+    """Its traces have no line: each size has events of its own."""
+    found = loaded(tmp_path, WRITES)
+    made = plan(found.job, L4)
+    assert (made.fit, made.micro_batch) == ("fits", 8)
+    assert made.max_micro_batch > 8
+    text = plan_text(made, found.shown)
+    assert "precision of your code" in text
+    assert f"({MOST_MICRO_BATCH:,} or more would fit)" in text
+
+
+NORMED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, value):
+        if not self.training:
+            raise RuntimeError("no evaluation")
+        return self.layers(value).sum()
+
+def made():
+    return Model(), torch.randn(4, 8)
+"""
+
+
+def test_a_model_that_refuses_one_sample_or_an_evaluation_is_planned_all_the_same(tmp_path: Path) -> None:
+    found = loaded(tmp_path, NORMED)
+    made = add_evaluation(found.job, plan(found.job, L4))
+    assert (made.fit, made.micro_batch, made.evaluation_bytes) == ("fits", 4, 0)
+    assert made.notes[-1] == "an evaluation cannot be traced without a GPU: no evaluation"
+
+
+def test_what_does_not_fit_is_said_in_words(tmp_path: Path) -> None:
+    found = loaded(tmp_path, HARD)
+    made = plan(found.job, find_gpu("0.01"))
+    assert "(not even 1 would fit)" in plan_text(made, found.shown)
+
+
+def test_an_evaluation_larger_than_the_gpu_is_named(tmp_path: Path) -> None:
+    found = loaded(tmp_path, HARD)
+    made = replace(plan(found.job, L4), evaluation_bytes=2**40)
+    assert (
+        "1.0 TiB allocated at the same micro-batch, more than there is: evaluate fewer samples at a time"
+        in plan_text(made, found.shown)
+    )

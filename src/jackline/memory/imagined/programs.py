@@ -1,4 +1,5 @@
-"""What programs do otherwise without a GPU: compiled functions, FlexAttention, shortcuts of an evaluation.
+"""What programs do otherwise without a GPU: compiled functions, FlexAttention, numbers in texts, shortcuts of an
+evaluation.
 
 Owns leading them back to the operators that `predict` has rules for.
 """
@@ -26,7 +27,16 @@ def as_on_gpu() -> Iterator[None]:
         if flex is not None:
             _replace(kept, flex, "_validate_device", lambda *_: None)
             _replace(kept, flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+        _replace(kept, torch.Tensor, "__format__", _text)
         yield
+
+
+_FORMAT: Any = torch.Tensor.__format__
+
+
+def _text(value: torch.Tensor, spec: str) -> str:
+    """`f"{loss:.3f}"`: PyTorch writes a number of the meta device only without a format."""
+    return str(format(value.item(), spec) if value.is_meta and value.dim() == 0 else _FORMAT(value, spec))
 
 
 def _replace(kept: contextlib.ExitStack, module: Any, name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.scale import Line, line_through
 from jackline.memory.predict.allocator import ArenaFull
 from jackline.memory.predict.job import Job, StepOptions
-from jackline.memory.predict.step import Prediction, evaluation_bytes, replay, trace_step
+from jackline.memory.predict.step import CannotTrace, Prediction, chosen_range, evaluation_bytes, replay, trace_step
 from jackline.memory.predict.trace import Trace
 from jackline.memory.predict.work import StepTime, estimate
 from jackline.memory.ranks.shards import HOST_MEMORY, PCIE, host_notes, rank_notes
@@ -30,11 +30,7 @@ _LEAST_SPARE_BYTES = 40 * 2**20
 CHUNK_ROWS = 2048
 MAX_ACCUMULATION = 4  # a model size whose batch needs more slices than this counts as too large for the GPU
 _LINE_THROUGH = (2, 4)
-_MOST_MICRO_BATCH = 2**16
-# cuDNN's workspaces were up to an eighth larger than what is assumed for them.
-_MOST_REORDERING = 1.25
-# Depthwise convolutions in bf16 took up to 2.4 % of the peak that no rule foretells.
-_MOST_UNSEEN, _MOST_UNSEEN_RESERVED = 1.03, 1.06
+MOST_MICRO_BATCH = 2**16
 # Without accumulation no gradients exist during the forward pass: a whole batch this many times larger may still fit.
 _WHOLE_MAY_FIT = 1.4
 
@@ -86,6 +82,7 @@ class Plan:
     time: StepTime | None = None
     state_bytes: int = 0  # weights, buffers and optimizer state: what a checkpoint holds; 0: unknown
     evaluation_bytes: int = 0  # allocated while a batch is evaluated; 0: unknown
+    is_own_step: bool = False  # whose precision is that of its code
 
     @property
     def samples_a_step(self) -> int:
@@ -168,6 +165,7 @@ def plan(job: Job, gpu: GpuModel, *, room: Room | None = None, on_trace: Callabl
         ),
         time=ladder.time(micro_batch, accumulation),
         state_bytes=ladder.trace(micro_batch, accumulation > 1).state_bytes,
+        is_own_step=job.own_step is not None,
     )
 
 
@@ -188,7 +186,10 @@ def add_evaluation(job: Job, made: Plan) -> Plan:
     """The plan with the peak of an evaluation at the same micro-batch: one trace of a forward pass."""
     if made.gpu.count > 1:
         job = for_a_rank(job, made.gpu.count)
-    found = evaluation_bytes(job, made.micro_batch, made.gpu, job.options, made.state_bytes)
+    try:
+        found = evaluation_bytes(job, made.micro_batch, made.gpu, job.options, made.state_bytes)
+    except CannotTrace as error:  # the step was traced, so the plan stands
+        return replace(made, notes=(*made.notes, f"an evaluation cannot {error.message.partition(' cannot ')[2]}"))
     return replace(made, evaluation_bytes=found or 0)
 
 
@@ -207,19 +208,6 @@ def _notes(job: Job, gpu: GpuModel, prediction: Prediction, wire_bytes: int = 0)
     if unknowns:
         names = ", ".join(unknowns[:3])
         yield f"{names} may need memory that cannot be foretold: an estimate, the rehearsal decides"
-
-
-def chosen_range(trace: Trace, *, is_reserved: bool = False) -> tuple[int, int] | None:
-    """The least and the most bytes allocated (or reserved) at the peak where cuDNN chooses how its convolutions
-    work. Other workspaces leave other holes, so less memory in use may need more."""
-    if not any(one.scratch is not None and one.scratch.is_chosen for one in trace.allocations):
-        return None
-    found = [
-        replay(trace.with_reordering(share), 0, is_expandable=True) for share in (0.0, 0.5, 1.0, _MOST_REORDERING)
-    ]
-    sizes = [one.peak_reserved_bytes if is_reserved else one.peak_allocated_bytes for one in found]
-    unseen = _MOST_UNSEEN_RESERVED if is_reserved else _MOST_UNSEEN
-    return min(sizes), max(*sizes, int(sizes[2] * unseen))
 
 
 def judged(trace: Trace, micro_batch: int, room: Room, *, is_expandable: bool) -> tuple[Prediction, Fit]:
@@ -274,8 +262,19 @@ class _Ladder:
         self._make_line()
         line = self._line
         if line is None:
+            return max(largest, self._beyond_by_peaks(budget_bytes, largest))
+        return max(largest, largest_that(lambda n: self._fits(line.at(n), budget_bytes), MOST_MICRO_BATCH))
+
+    def _beyond_by_peaks(self, budget_bytes: int, largest: int) -> int:
+        """Without a line (the model's code takes other paths at other sizes): by the peaks of the largest and of half
+        of it, with a tenth to spare, because no trace of that size proves it."""
+        few = max(1, largest // 2)
+        if few == largest:
             return largest
-        return max(largest, largest_that(lambda n: self._fits(line.at(n), budget_bytes), _MOST_MICRO_BATCH))
+        is_accumulating = self._job.global_batch > 1
+        high, low = (self.reserved_bytes(count, is_accumulating) for count in (largest, few))
+        a_sample = max(1, high - low) / (largest - few)
+        return min(MOST_MICRO_BATCH, largest + int(max(0, 0.9 * budget_bytes - high) / a_sample))
 
     def _make_line(self) -> None:
         if not self._asked:  # at most once, also where there is no line
@@ -291,7 +290,12 @@ class _Ladder:
     def _at(self, micro_batch: int) -> Trace:
         _, second = _LINE_THROUGH
         if self._job.global_batch <= second:
-            return self.trace(micro_batch, self._job.global_batch > 1)
+            try:
+                return self.trace(micro_batch, self._job.global_batch > 1)
+            except CannotTrace:
+                # Batch norm refuses a single sample; more of them go.
+                if micro_batch > 1 or self._job.global_batch == 1:
+                    raise
         self._make_line()
         return self._line.at(micro_batch) if self._line is not None else self.trace(micro_batch, True)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jackline.memory.plan.choose import Plan, Room, Saving, largest_that, room_of
+from jackline.memory.plan.choose import MOST_MICRO_BATCH, Plan, Room, Saving, largest_that, room_of
 from jackline.memory.plan.gpus import GpuModel
 from jackline.memory.plan.pace import Until, time_json, time_lines
 from jackline.memory.plan.scale import Line, line_through
@@ -70,11 +70,11 @@ def _verdict(made: Plan) -> str:
 def _choice(made: Plan, shown: Mapping[str, object]) -> Iterator[str]:
     times = "once" if made.accumulation == 1 else f"{made.accumulation} times"
     ranks = f"{made.gpu.count} GPUs x " if made.samples_a_step != made.global_batch else ""
-    yield (
-        f"  batch {made.samples_a_step} = {ranks}micro-batch {made.micro_batch}, accumulated {times}"
-        f" (up to {made.max_micro_batch} would fit)"
-    )
-    yield f"  precision {_PRECISION_WORDS[made.options.precision]}"
+    most = f"up to {made.max_micro_batch:,} would fit" if made.max_micro_batch else "not even 1 would fit"
+    if made.max_micro_batch >= MOST_MICRO_BATCH:
+        most = f"{MOST_MICRO_BATCH:,} or more would fit"
+    yield f"  batch {made.samples_a_step} = {ranks}micro-batch {made.micro_batch}, accumulated {times} ({most})"
+    yield f"  precision {'of your code' if made.is_own_step else _PRECISION_WORDS[made.options.precision]}"
     settings = ", ".join(f"{key}={value}" for key, value in shown.items())
     if settings:
         yield f"  {settings}"
@@ -93,6 +93,8 @@ def _between_steps(made: Plan) -> Iterator[str]:
     if made.evaluation_bytes:
         more = made.evaluation_bytes > made.prediction.peak_allocated_bytes
         than = ", more than a step" if more else ""
+        if made.evaluation_bytes > made.room.limit_bytes and made.fit != "no":
+            than = ", more than there is: evaluate fewer samples at a time"
         yield f"  evaluation: {format_bytes(made.evaluation_bytes)} allocated at the same micro-batch{than}"
     if made.state_bytes:
         whose = " of each rank" if made.options.num_ranks > 1 and made.options.parallel == "fsdp" else ""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from jackline.errors import UsageError
+from jackline.memory.imagined.inputs import SEEN, VOCABULARY, batch_of, first_of, has_labels, text_of
 from jackline.memory.plan.adapt import adapt
 from jackline.memory.plan.gpus import GpuModel, Precision
 from jackline.memory.plan.hub import ConfigFile, read_config
@@ -37,18 +38,20 @@ _TASKS = (
     "MODEL_FOR_CTC_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES",
+    "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES",
 )
-_SAMPLE_RATE_S = 16_000
-_POSITIONS = 1500  # of a sound of 30 s
-_FEATURES = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim")
-_REGIONS = 36  # of a picture, where a model takes features of regions
-# Their losses match boxes or masks of each image by its values.
-_MATCHED = ("ObjectDetection", "InstanceSegmentation", "UniversalSegmentation", "ZeroShot", "DepthEstimation")
-_SEEN = frozenset({"pixel_values", "pixel_values_videos", "input_features", "input_values", "flattened_patches"})
 _NO_LOSS = "has a loss that depends on values, or none: the mean of its outputs is differentiated instead"
 _PADDED = ("Classification", "ConditionalGeneration", "MaskedLM")
-_VOCABULARY = 1000  # where a config has none
-_FIRST_ID = 5  # below are the special tokens of most tokenizers
 
 
 @dataclass
@@ -98,7 +101,7 @@ class ConfigModel:
                 model = self._class._from_config(copy.deepcopy(self.config), attn_implementation=attention)
             except ValueError:
                 model = self._class._from_config(copy.deepcopy(self.config), attn_implementation="eager")
-        except (AttributeError, ImportError, TypeError, ValueError) as error:
+        except Exception as error:  # of any kind: each model checks itself
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UsageError(
                 f"{self._class.__name__} cannot be built from this config: {first}",
@@ -112,8 +115,8 @@ class ConfigModel:
     @property
     def note(self) -> str:
         notes = [] if has_labels(self._class) else [f"{self._class.__name__} {_NO_LOSS}"]
-        left_out = sorted(_SEEN.intersection(inspect.signature(self._class.forward).parameters))
-        if left_out and not _SEEN.intersection(self.batch(1)(1)):
+        left_out = sorted(SEEN.intersection(inspect.signature(self._class.forward).parameters))
+        if left_out and not SEEN.intersection(self.batch(1)(1)):
             notes.append(f"text alone, without {' and '.join(left_out)}: pictures and sounds need more memory")
         return "; ".join(notes)
 
@@ -121,13 +124,15 @@ class ConfigModel:
     def seq_len(self) -> int:
         """As asked; otherwise what the model can, at most 2048."""
         most = (
-            _first(_text(self.config), "max_position_embeddings", "n_positions", "max_target_positions") or _SEQ_LEN
+            first_of(text_of(self.config), "max_position_embeddings", "n_positions", "max_target_positions")
+            or _SEQ_LEN
         )
         return self.settings.longest or self.settings.seq_len or min(int(most), _SEQ_LEN)
 
 
 def job_from_config(file: ConfigFile, settings: ModelSettings, gpu: GpuModel) -> tuple[Job, dict[str, object]]:
     """The job, and the settings that a person should see with it."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # caches and token ids: nothing about memory
     precision: Precision = settings.precision or gpu.precision
     low = torch.float16 if precision == "fp16" else torch.bfloat16
     model = ConfigModel(file, settings, low)
@@ -181,7 +186,8 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
     if loss is not None:
         return loss
     outputs = found.values() if isinstance(found, Mapping) else found
-    tensors = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+    is_trained = torch.is_grad_enabled()
+    tensors = [one for one in outputs if isinstance(one, Tensor) and (one.requires_grad or not is_trained)]
     if not tensors:
         raise ValueError(f"{type(model).__name__} returns neither a loss nor anything to differentiate")
     return torch.stack([one.float().mean() for one in tensors]).sum()
@@ -189,10 +195,10 @@ def _loss(model: nn.Module, batch: Any) -> Tensor:
 
 def _name_tokens(config: Any, name: str) -> None:
     """Special tokens that a config may leave out and a training step needs."""
-    text = _text(config)
+    text = text_of(config)
     is_twofold = bool(getattr(config, "is_encoder_decoder", False)) or "EncoderDecoder" in name
     if getattr(text, "vocab_size", 0) is None:
-        text.vocab_size = _VOCABULARY
+        text.vocab_size = VOCABULARY
     for key, is_needed in (
         ("pad_token_id", is_twofold or any(word in name for word in _PADDED)),
         ("decoder_start_token_id", is_twofold),
@@ -200,16 +206,6 @@ def _name_tokens(config: Any, name: str) -> None:
         for one in (config, text):
             if is_needed and getattr(one, key, None) is None:
                 setattr(one, key, 0)
-
-
-def _text(config: Any) -> Any:
-    """The part that is about text. Of several that of the decoder, which makes the text."""
-    if not hasattr(config, "get_text_config"):
-        return config
-    try:
-        return config.get_text_config()
-    except ValueError:
-        return config.get_text_config(decoder=True)
 
 
 # Which class.
@@ -244,13 +240,6 @@ def _class_of(file: ConfigFile) -> tuple[Any, Any]:
     return config, found
 
 
-def has_labels(kind: Any) -> bool:
-    """Whether its loss can be computed from labels that have only a shape."""
-    is_matched = any(word in kind.__name__ for word in _MATCHED)
-    taken = inspect.signature(kind.forward).parameters
-    return not is_matched and bool({"labels", "start_positions"} & set(taken))
-
-
 def _has_loss(kind: Any) -> bool:
     return "labels" in inspect.signature(kind.forward).parameters or "For" in kind.__name__
 
@@ -276,115 +265,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-# The batch.
-
-
-def batch_of(config: Any, kind: Any, seq_len: int, image_size: int = 0) -> Callable[[int], dict[str, Tensor]]:
-    """An example batch without padding, from the names of what the model takes."""
-    taken = inspect.signature(kind.forward).parameters
-
-    def make(count: int) -> dict[str, Tensor]:
-        inputs = _inputs(config, kind, count, seq_len, image_size)
-        given = {**inputs, **_labels(config, kind, inputs, seq_len)}
-        if "labels" not in given and "input_ids" in given:
-            given["decoder_input_ids"] = given["input_ids"]
-        for name, one in taken.items():
-            is_needed = one.default is inspect.Parameter.empty and one.kind is one.POSITIONAL_OR_KEYWORD
-            if name not in given and name != "self" and (is_needed or name in _BESIDE):
-                given |= _beside(name, config, count, seq_len, image_size)
-        return {name: value for name, value in given.items() if name in taken}
-
-    return make
-
-
-# Not required by the signature, but by the code.
-_BESIDE = frozenset({"lang_ids", "visual_feats", "visual_pos"})
-
-
-def _beside(name: str, config: Any, count: int, seq_len: int, image_size: int) -> dict[str, Tensor]:
-    """What a model takes besides its main input, by its name."""
-    if name.endswith("input_ids"):
-        return {name: _ids(_text(config), count, seq_len)}
-    if name.startswith("pixel_values"):
-        return {name: _pixels(config, count, image_size, is_video="video" in name)}
-    if name == "lang_ids":
-        return {name: torch.zeros(count, dtype=torch.long)}
-    if name == "visual_feats":
-        return {name: torch.randn(count, _REGIONS, _first(config, "visual_feat_dim") or 2048)}
-    if name == "visual_pos":
-        return {name: torch.rand(count, _REGIONS, 4)}
-    return {}
-
-
-def _pixels(config: Any, count: int, image_size: int, *, is_video: bool) -> Tensor:
-    side, channels = image_size or _side(config), _first(config, "num_channels") or 3
-    frames = _first(config, "num_frames", "video_size", "frames_per_clip")
-    if is_video and isinstance(frames, int):
-        return torch.randn(count, frames, channels, side, side)
-    return torch.randn(count, channels, side, side)
-
-
-def _inputs(config: Any, kind: Any, count: int, seq_len: int, image_size: int) -> dict[str, Tensor]:
-    name = getattr(kind, "main_input_name", "input_ids")
-    if name == "inputs":  # one of several
-        taken = inspect.signature(kind.forward).parameters
-        name = next((one for one in ("input_values", "input_features", "pixel_values") if one in taken), "input_ids")
-    shape: tuple[int, ...]
-    if name.startswith("pixel_values"):
-        pixels = {name: _pixels(config, count, image_size, is_video="Video" in kind.__name__)}
-        is_told = "ConditionalGeneration" in kind.__name__  # the text that goes with a picture
-        return {"input_ids": _ids(_text(config), count, seq_len), **pixels} if is_told else pixels
-    if name == "input_features":
-        parts = (config, *(getattr(config, name, None) for name in ("encoder_config", "audio_config")))
-        features = next((found for one in parts if (found := _first(one, *_FEATURES))), 80)
-        positions = min(_POSITIONS, _first(config, "max_source_positions") or _POSITIONS)
-        frames, is_ctc = 2 * positions, "CTC" in kind.__name__
-        shape = (count, features, frames) if config.model_type == "whisper" else (count, frames, features)
-        made = {"input_features": torch.randn(shape)}
-        return made | ({"attention_mask": torch.ones(count, frames, dtype=torch.long)} if is_ctc else {})
-    if name == "input_values":
-        bins, length = _first(config, "num_mel_bins"), _first(config, "max_length")
-        is_picture = isinstance(bins, int) and isinstance(length, int) and hasattr(config, "patch_size")
-        shape = (count, length, bins) if is_picture else (count, 10 * _SAMPLE_RATE_S)
-        return {"input_values": torch.randn(shape)}
-    ids = _ids(_text(config), count, seq_len)
-    end = getattr(config, "eos_token_id", None)
-    if "Classification" in kind.__name__ and isinstance(end, int):
-        ids[:, -1] = end  # where some models read their answer
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def _labels(config: Any, kind: Any, inputs: dict[str, Tensor], seq_len: int) -> dict[str, Tensor]:
-    if not has_labels(kind):
-        return {}
-    first = next(iter(inputs.values()))
-    count, name = len(first), kind.__name__
-    one_each = torch.zeros(count, dtype=torch.long)
-    if "QuestionAnswering" in name:
-        return {"start_positions": one_each, "end_positions": one_each}
-    if "input_ids" in inputs:
-        if "TokenClassification" in name:
-            return {"labels": torch.zeros_like(first)}
-        return {"labels": one_each if "Classification" in name else first.clone()}
-    if "Segmentation" in name:
-        return {"labels": torch.zeros(count, *first.shape[-2:], dtype=torch.long)}
-    if "Classification" in name:
-        return {"labels": one_each}
-    return {"labels": _ids(_text(config), count, 64 if "CTC" in name else min(seq_len, 256))}
-
-
-def _ids(config: Any, count: int, seq_len: int) -> Tensor:
-    vocabulary = _first(config, "vocab_size") or _VOCABULARY
-    return torch.randint(min(_FIRST_ID, vocabulary - 1), vocabulary, (count, seq_len))
-
-
-def _side(config: Any) -> int:
-    parts = (config, *(getattr(config, name, None) for name in ("vision_config", "backbone_config", "encoder")))
-    side = next((found for one in parts if (found := _first(one, "image_size"))), 224)
-    return int(side[0] if isinstance(side, list | tuple) else side)
-
-
-def _first(config: Any, *names: str) -> Any:
-    return next((getattr(config, name) for name in names if getattr(config, name, None)), None)
