@@ -122,6 +122,18 @@ def test_what_keeps_it_from_a_cpu_is_told_apart() -> None:
     assert cause("pid 7 (stress, 1.9 CPUs)").startswith("the cause was not found")
 
 
+def test_looks_do_not_beat_with_the_steps() -> None:
+    """Looks every 2 s meet the same line in each step of 0.4 s, if they do not wait by turns."""
+    slowness = Slowness(Heard())  # type: ignore[arg-type]
+    slowness.rhythm.now_s, slowness.rhythm._slow_since_s = 0.4, 0.0
+    met = [
+        (second + slowness.delay_s) % 0.4 < 0.12  # where the step sleeps
+        for second in range(40)
+        if slowness.look(float(second), (float(second), 1.0), (), (process(),))
+    ]
+    assert len(met) == 20 and 4 <= sum(met) <= 8
+
+
 def test_few_looks_that_met_the_same_line_by_chance_name_no_cause() -> None:
     """A real run: a quarter of each step slept at that line, and three of four looks met it."""
     usual = Seen(looks=[Look(float(at), False, "train.py:8 `step()`") for at in (0, 30, 60)])

@@ -34,6 +34,7 @@ class StackRequest:
     pids: tuple[int, ...]
     native: bool = False
     inside: bool = False  # also ask each Python process who waits for whom
+    delay_s: float = 0.0
 
 
 @immutable
@@ -58,14 +59,16 @@ class StackSampler:
         self._thread: threading.Thread | None = None
         self.problem = ""
 
-    def request(self, pids: Sequence[int], *, native: bool = False, inside: bool = False) -> bool:
+    def request(
+        self, pids: Sequence[int], *, native: bool = False, inside: bool = False, delay_s: float = 0.0
+    ) -> bool:
         if self._is_busy or not pids:
             return False
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="jackline-stacks", daemon=True)
             self._thread.start()
         self._is_busy = True
-        self._requests.put(StackRequest(tuple(pids), native, inside))
+        self._requests.put(StackRequest(tuple(pids), native, inside, delay_s))
         return True
 
     @property
@@ -84,6 +87,7 @@ class StackSampler:
     def _work(self) -> None:
         while True:
             request = self._requests.get()
+            time.sleep(request.delay_s)
             stacks: tuple[ProcessStack, ...] = ()
             native = ""
             standing: Standing | None = None
@@ -250,7 +254,7 @@ class HangWatch:
             self._silent_at_s = now_s if is_first else self._silent_at_s
             self.ask(now_s, pids)
 
-    def ask(self, now_s: float, pids: Sequence[int]) -> None:
+    def ask(self, now_s: float, pids: Sequence[int], *, delay_s: float = 0.0) -> None:
         """Take stacks; also ask the processes who waits for whom, if they stand still and nothing is proved yet. Such
         a question is asked only right after a sample, because what they do until the next one counts as caused by us.
         """
@@ -258,7 +262,7 @@ class HangWatch:
         inside = inside and self._asked.is_due(now_s, self.judge.stands_since_s())
         if inside and now_s != self._sampled_at_s:
             return
-        if self.sampler.request(pids, inside=inside):
+        if self.sampler.request(pids, inside=inside, delay_s=0.0 if inside else delay_s):
             self.requested_at_s = now_s
             if inside:
                 self._asked.note(now_s)

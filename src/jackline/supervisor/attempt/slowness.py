@@ -40,6 +40,7 @@ _QUEUED = 0.2
 _HELD = 0.1
 _STOLEN = 0.1
 _LEAST_LOOKS, _LEAST_USUAL_LOOKS = 6, 3  # in usual times a look every 30 s must do
+_GOLDEN = 0.618034
 _SWAPPED_BYTES = 64 << 20
 _LOADING = ("/torch/utils/data/", "/multiprocessing/queues.py", "/multiprocessing/connection.py")
 
@@ -151,6 +152,7 @@ class Slowness:
         self._seen_s = 0.0
         self._told_s = float("-inf")
         self._stacks_s = self._read_s = float("-inf")
+        self._num_wanted = 0
 
     def look(
         self,
@@ -178,7 +180,14 @@ class Slowness:
             self._tell(now_s)
         wants = self.rhythm.is_slowing and now_s - self._stacks_s >= STACKS_EVERY_S
         self._stacks_s = now_s if wants else self._stacks_s
+        self._num_wanted += wants
         return wants
+
+    @property
+    def delay_s(self) -> float:
+        """How long the look that is wanted should wait. Steps of 0.4 s and looks every 2 s would meet the same line
+        each time; by parts of the golden ratio they are spread evenly over a step."""
+        return self._num_wanted * _GOLDEN % 1.0 * min(1.0, self.rhythm.now_s)
 
     def note_stack(self, stack: ProcessStack | None) -> None:
         """Where the main process was, also in usual times."""

@@ -312,7 +312,7 @@ class AttemptWatch:
     def _mind_speed(self, now_s: float) -> None:
         slowness, told = self.slowness, (self.told.progress_s, self.told.step)
         if slowness is not None and slowness.look(now_s, told, self.gpus, self.tree.processes):
-            self.hang.ask(now_s, self._python_pids())
+            self.hang.ask(now_s, self._python_pids(), delay_s=slowness.delay_s)
 
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values()) + self.ranks.output_bytes()
