@@ -31,6 +31,7 @@ from jackline.cli.commands.run import wants_rescue
 from jackline.cli.rescue.patch import loading_text
 from jackline.errors import UsageError
 from jackline.rundir.layout import AttemptDir
+from jackline.rundir.process_id import identify
 from jackline.rundir.records.rescue import (
     RescueRecord,
     newest_rescue,
@@ -39,6 +40,7 @@ from jackline.rundir.records.rescue import (
     rescue_lines,
     write_rescue,
 )
+from jackline.rundir.records.start import read_start, write_start
 from jackline.supervisor.attempt.rescuing import is_answer, next_interval_s
 from tests.deadline import HANGS_S
 from tests.rescue import matrix, zoo
@@ -258,6 +260,14 @@ def test_a_rescue_of_a_run_without_one_says_why(tmp_path: Path) -> None:
         timeout=HANGS_S,
     )
     assert done.returncode == 2 and "nothing was rescued of run 'a'" in done.stderr
+    assert "hint: `jackline why a` tells how it ended; SIGKILL and" in done.stderr
+    start = read_start(AttemptDir(tmp_path / "runs/a/attempts/001"))
+    again = AttemptDir(tmp_path / "runs/a/attempts/002")
+    again.path.mkdir()
+    write_start(again, replace(start, child=identify(os.getpid()), keeper=None))
+    line = [sys.executable, "-m", "jackline", "rescue", "a", "--load"]
+    live = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
+    assert live.returncode == 2 and "hint: it is alive: `jackline rescue a` asks it for its state" in live.stderr
     shutil.rmtree(tmp_path / "runs")
 
 

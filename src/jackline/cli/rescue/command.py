@@ -161,6 +161,8 @@ def _newest(run: RunDir) -> RescueRecord:
     )
     if not SuperviseOptions.from_json(read_run_file(run).options).rescue:
         hint = "a script is rescued only if it was started with it: jackline run --rescue -- python train.py"
+    elif read_status(run).state in ("alive", "unwatched"):
+        hint = f"it is alive: `jackline rescue {run.name}` asks it for its state"
     raise UsageError(
         f"nothing was rescued of run '{run.name}'", detail=rescue_text(refused) if refused else "", hint=hint
     )
