@@ -190,8 +190,11 @@ def test_a_question_is_asked_right_after_a_sample_and_its_answer_ends_the_time_t
         assert not watch.is_sample_due
 
 
-def a_child_that_naps(spans_s: float, limits: Thresholds, seconds: int) -> list[Verdict]:
-    """The main thread waits for the end of a program that sleeps again and again and does little in between."""
+def a_child_that_naps(
+    spans_s: float, limits: Thresholds, seconds: int, disturbed: frozenset[int] = frozenset()
+) -> list[Verdict]:
+    """The main thread waits for the end of a program that sleeps again and again and does little in between. The
+    processes `disturbed` were held by our own looks at them, in every sample."""
     child = Proc(11, ppid=7, wait=Wait("sleep"), source="time.sleep(4)")
     judge, world, verdicts = Judge(limits), World([Proc(7, wait=Wait("child", "process 11")), child]), []
     for second in range(seconds):
@@ -200,7 +203,8 @@ def a_child_that_naps(spans_s: float, limits: Thresholds, seconds: int) -> list[
         sample = world.sample(second)
         parent, napping = sample.tree.processes
         napping = replace(napping, threads=((11, 50_000 * num_naps),), thread_runs=(num_naps,))
-        verdicts.append(judge.add(replace(sample, tree=replace(sample.tree, processes=(parent, napping)))))
+        tree = replace(sample.tree, processes=(parent, napping))
+        verdicts.append(judge.add(replace(sample, tree=tree, disturbed=disturbed)))
         world.live()
     return verdicts
 
@@ -210,5 +214,6 @@ def test_a_child_that_is_awaited_may_sleep_ten_times_in_vain() -> None:
     short = Thresholds(stuck_after_s=6.0, suspect_after_s=6.0)
     assert alarms(a_child_that_naps(4.0, short, 40)) == []
     assert alarms(a_child_that_naps(4.0, short, 200))
+    assert alarms(a_child_that_naps(4.0, short, 40, frozenset({11}))) == []
     assert alarms(a_child_that_naps(55.0, Thresholds(), 500)) == []
     assert alarms(a_child_that_naps(55.0, Thresholds(), 2_000))

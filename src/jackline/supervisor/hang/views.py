@@ -12,7 +12,7 @@ from dataclasses import field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.immutable import immutable
-from jackline.machine.readings import ProcessReading
+from jackline.machine.readings import ProcessReading, Wait
 from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.totals import CPU_CORES, HELPER_COMMS
 from jackline.supervisor.stacks.take import main_hash, others_hash
@@ -28,6 +28,7 @@ _POLLS = ("poll", "local_socket", "network")
 _MOST_DELTAS = 15
 # A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
 TRACED_S = 2.5
+_SAME_END_S = 0.2  # the end of one sleep is read from clocks that differ by less
 
 
 @immutable
@@ -143,8 +144,16 @@ def _ran(old: ProcessView, process: ProcessReading, at_s: float, *, is_disturbed
     ran = {}
     for tid, on_cpu_ns in process.threads:
         has_run = tid not in former or (on_cpu_ns != former[tid] and not is_disturbed)
+        has_run = has_run or (tid == process.pid and _is_another_call(old.reading.wait, process.wait))
         ran[tid] = at_s if has_run else old.ran_at_s.get(tid, at_s)
     return ran
+
+
+def _is_another_call(before: Wait, now: Wait) -> bool:
+    """Whether a wait ends by itself at another time than the wait before. Our own look cannot cause it."""
+    if before.until_s is None or now.until_s is None:
+        return False
+    return abs(now.until_s - before.until_s) > _SAME_END_S
 
 
 def _are_others(before: ProcessReading, after: ProcessReading) -> bool:
