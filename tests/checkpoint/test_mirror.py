@@ -26,6 +26,7 @@ from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, fetch_ru
 from jackline.checkpoint.mirror.process import MirrorProcess
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, UploadWait, machine_loss, read_left
 from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, Moved, open_store, read_checksum
+from jackline.checkpoint.mirror.stories import fetch_story
 from jackline.checkpoint.mirror.upload import OwnCheckpoints, own_mirror
 from jackline.checkpoint.place import away_from, choose_place
 from jackline.checkpoint.writer.lock import read_holder
@@ -33,6 +34,7 @@ from jackline.errors import CannotResume, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.mirror import MirrorRecord, UploadingRecord
+from jackline.rundir.records.seen import Skip, add_skip, read_skipped
 from tests.checkpoint.states import fingerprint, make_state, train_step, write_small
 from tests.deadline import HANGS_S
 
@@ -159,6 +161,22 @@ def test_the_story_goes_along_and_nothing_else(run: RunDir, tmp_path: Path) -> N
     big = tmp_path / "big.log"
     big.write_text("".join(f"line {n}\n" for n in range(1000)))
     assert read_tail(big, 20).decode() == "line 998\nline 999\n"
+
+
+def test_batches_that_were_left_out_are_uploaded_before_later_checkpoints(run: RunDir, tmp_path: Path) -> None:
+    """Without them a resume on another machine would train the bad batch again, and silently."""
+    add_skip(run, Skip(3, 5), None)
+
+    class Dying(FolderStore):
+        def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
+            raise OSError(5, "the machine is lost")
+
+    mirror = make_mirror(run, Dying(tmp_path / "far"))
+    write_small(run.checkpoints, 7)
+    assert not mirror.work(0.0)
+    there = RunDir(tmp_path / "there" / "story")
+    fetch_story(FolderStore(tmp_path / "far"), "story", there)
+    assert str(read_skipped(there)) == str(read_skipped(run)) == "3 to 4"
 
 
 def test_an_archive_of_an_enemy_lands_nowhere_else(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,32 @@ def test_a_run_on_another_machine_is_refused(run: RunDir) -> None:
     begin(run, ProcessId(1, 1, "far-away", "some-boot"))
     done = watch("mine")
     assert done.returncode == 2
-    assert done.stderr == (
-        "error: run 'mine' runs on 'far-away', not here\n"
-        "hint: watch it there, or read what is here: jackline logs mine\n"
-    )
+    first, hint = done.stderr.splitlines()
+    assert first.startswith("error: run 'mine' runs on 'far-away', not here, last heard of ")
+    assert hint == "hint: watch it there, or read what is here: jackline logs mine"
+
+
+def test_a_run_on_another_machine_that_shares_the_folder_is_followed(run: RunDir) -> None:
+    """Its output comes from its log, what it does from its records; its end is the end of the view."""
+    far = ProcessId(1, 1, "far-away", "some-boot")
+    begin(run, far)
+    verdict = {"kind": "PROGRESS", "text": "running"}
+    beat = {"at_s": time.time(), "attempt": 1, "child": far.to_json(), "verdict": verdict}
+    atomic.write_json(run.supervisor_file, beat)
+    run.out_log.write_text("2026-11-19T10:00:00.0Z epoch 1\n2026-11-19T10:00:01.0Z [jackline] a note\nand half a")
+    words = [sys.executable, "-m", "jackline", "watch", "mine"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as viewer:
+        assert viewer.stdout is not None and viewer.stderr is not None
+        assert viewer.stdout.readline() == "epoch 1\n"
+        with open(run.out_log, "a") as log:
+            log.write(" line\n2026-11-19T10:00:02.0Z epoch 2\n")
+        lines = [viewer.stdout.readline() for _ in range(3)]
+        atomic.write_json(run.attempt(1).exit_file, {"exit_code": 7})
+        assert viewer.wait(HANGS_S) == 7
+        told = viewer.stderr.read()
+    assert lines == ["[jackline] a note\n", "and half a line\n", "epoch 2\n"]
+    assert "watching run 'mine' of 'far-away' through the folder " in told
+    assert told.splitlines()[-1] == "[jackline] run 'mine' failed; `jackline why` tells more"
 
 
 def test_an_ended_run_is_shown_with_its_exit_code(run: RunDir) -> None:

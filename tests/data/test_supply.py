@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,30 @@ def test_a_corpus_ten_times_larger_than_the_disk_allowed_is_read_twice(tmp_path:
     assert same(ready, found)
     assert most <= allowed
     assert most > allowed // 3
+
+
+def test_threads_that_miss_different_eras_wait_one_after_another(tmp_path: Path) -> None:
+    """Each registers the era that it waits for in the same place, and the builder works for what stands there."""
+    spec = replace(corpus(tmp_path), era_tokens=1 << 13)
+    ready = whole_cache_batches(spec, tmp_path / "ready")
+    with open_data(spec, CacheSettings(root=tmp_path / "ready"), inline=True) as data:
+        supply, waiting, found = data.supply, [], []
+
+        class Slow:
+            start, stop = supply.start, supply.stop
+
+            def wait_until(self, is_there: Callable[[], bool], what: str) -> None:
+                waiting.append(what)
+                time.sleep(0.05)  # long enough for other threads to come
+                found.append((what, [reading.waits_for for reading in living_readers(data.cache.folder)]))
+                supply.wait_until(is_there, what)
+
+        with Loader(replace(data, supply=Slow()), replace(SETTINGS, num_threads=4)) as loader:
+            for path in data.cache.folder.glob("era-0000[2-9].tok"):
+                path.unlink()  # recycled
+            assert same(ready, list(loader))
+    assert len(waiting) >= 2
+    assert all(what == f"era {eras[0]} of the data" for what, eras in found)
 
 
 def size_or_zero(path: Path) -> int:

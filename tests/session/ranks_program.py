@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,8 +72,15 @@ def gradients(run: Any, net: torch.nn.Module, batch: tuple[torch.Tensor, torch.T
     return float(mean)
 
 
+def _is_there(pattern: str) -> bool:
+    place, _, name = pattern.rpartition("/")
+    return any(Path(place).glob(name))
+
+
 def signal_itself(step: int) -> None:
     if "SIGNAL" in os.environ and step == int(os.environ["AT"]):
+        while "AFTER" in os.environ and not _is_there(os.environ["AFTER"]):
+            time.sleep(0.05)
         os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
 
 

@@ -73,6 +73,11 @@ class Job:
             if not one.has_ended:
                 one.kill()
 
+    def wait_for_writers(self, *endings: str) -> None:
+        """Until nothing that the ranks of these nodes have started is alive: writers and mirrors outlive them."""
+        while any(_started_with(node) for node in self.nodes if node.endswith(endings)):
+            time.sleep(0.05)
+
     def kill_node(self, node: str) -> None:
         """All ranks of a node and their writers, as when its power fails."""
         ranks = [

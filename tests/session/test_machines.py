@@ -80,7 +80,13 @@ class Cluster:
         job.kill_node(node)
         job.kill()
         job.wait()
-        shutil.rmtree(self.root(name))
+        self.remove(job, name)
+
+    def remove(self, job: Job, *names: str) -> None:
+        """The folders of machines, once nothing writes there any more: writers and mirrors outlive their ranks."""
+        job.wait_for_writers(*(f"-{name}" for name in names))
+        for name in names:
+            shutil.rmtree(self.root(name))
 
 
 def _alone(env: dict[str, str]) -> dict[str, str]:
@@ -140,15 +146,14 @@ def test_a_lost_machine_is_replaced_by_an_empty_one_from_the_mirror(tmp_path: Pa
     assert job.wait() == [0, 0], job.text
     begun = losses(job)
     assert {path.name for path in (tmp_path / "mirror").iterdir()} == {"job-A", "job-B"}
-    shutil.rmtree(cluster.root("B"))
+    cluster.remove(job, "B")
     cluster.sizes = {"A": 1, "C": 1}  # a new machine with another name
     job = cluster.start(12)
     assert job.wait() == [0, 0], job.text
     assert min(losses(job)) == 9
     assert digests(job) == wanted[0]
     assert {**begun, **losses(job)} == wanted[1]
-    for name in "AC":
-        shutil.rmtree(cluster.root(name))
+    cluster.remove(job, "A", "C")
     cluster.sizes = {"A": 1, "B": 1}
     job = cluster.start(12)  # everything is lost but the mirror
     assert job.wait() == [0, 0], job.text
@@ -158,8 +163,9 @@ def test_a_lost_machine_is_replaced_by_an_empty_one_from_the_mirror(tmp_path: Pa
 
 def test_what_is_missing_is_said_by_name(tmp_path: Path, nursery: Nursery) -> None:
     cluster = Cluster(tmp_path, nursery)
-    assert cluster.start(4).wait() == [0, 0]
-    shutil.rmtree(cluster.root("B"))
+    first = cluster.start(4)
+    assert first.wait() == [0, 0]
+    cluster.remove(first, "B")
     shutil.rmtree(cluster.root("A") / "runs/job.job/checkpoints/copies")  # of what B has saved
     job = cluster.start(8)
     assert 0 not in job.wait()
@@ -199,7 +205,8 @@ def test_a_damaged_part_is_replaced_by_its_copy_or_all_go_back(
 def test_kill_9_of_a_machine_in_the_middle_and_another_one_in_its_place(tmp_path: Path, nursery: Nursery) -> None:
     cluster = Cluster(tmp_path, nursery)
     wanted = undisturbed(cluster, 12)
-    cut = cluster.start(12, SIGNAL="SIGKILL", WHO="1", AT="10")
+    copied = cluster.root("A") / "runs/job.job/checkpoints/copies/job-B/step-*"
+    cut = cluster.start(12, SIGNAL="SIGKILL", WHO="1", AT="10", AFTER=str(copied))
     while not cut.ranks[1].has_ended:
         time.sleep(0.05)
     cluster.lose(cut, "B")
@@ -218,7 +225,7 @@ def test_other_ranks_and_machines_resume_from_the_mirror(
     cluster = Cluster(tmp_path, nursery, mirror=tmp_path / "mirror")
     first = cluster.start(4)
     assert first.wait() == [0, 0], first.text
-    shutil.rmtree(cluster.root("B"))
+    cluster.remove(first, "B")
     cluster.sizes = sizes
     job = cluster.start(8)
     assert set(job.wait()) == {0}, job.text
@@ -232,7 +239,7 @@ def test_a_neighbour_has_a_copy_of_a_lost_machine(tmp_path: Path, nursery: Nurse
     assert job.wait() == [0, 0], job.text
     begun = losses(job)
     assert list(cluster.root("A").glob("runs/job.job/checkpoints/copies/job-B/step-*"))
-    shutil.rmtree(cluster.root("B"))
+    cluster.remove(job, "B")
     cluster.sizes = {"A": 1, "C": 1}
     job = cluster.start(12)
     assert job.wait() == [0, 0], job.text

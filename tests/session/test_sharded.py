@@ -132,7 +132,14 @@ def sharded_session(others: tuple[bool, bool, bool], *, is_first: bool = True, i
         return [flag or other for flag, other in zip(flags, others[: len(flags)], strict=True)]
 
     ranks = SimpleNamespace(
-        is_first=is_first, is_sharded=True, agree=agree, gather=lambda text: [text, text], wrappers=[], size=2
+        is_first=is_first,
+        is_sharded=True,
+        agree=agree,
+        gather=lambda text: [text, text],
+        wrappers=[],
+        size=2,
+        machine=None,
+        turns=SimpleNamespace(copier=None, is_copying=False),
     )
     best = SimpleNamespace(wants_save=lambda step: False)
     rng_state = SimpleNamespace(state_dict=dict)

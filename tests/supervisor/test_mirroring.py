@@ -17,12 +17,13 @@ from jackline.checkpoint.mirror.engine import Requests, keep_mirrored
 from jackline.checkpoint.mirror.store import FolderStore, Moved, open_store
 from jackline.checkpoint.mirror.upload import own_mirror
 from jackline.errors import CannotResume, UsageError
+from jackline.rundir.find import is_mirror
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, boot_id, host_name
 from jackline.rundir.records.mirror import read_mirror
 from jackline.rundir.records.supervisor import CheckpointRecord, SupervisorRecord, write_supervisor
 from jackline.rundir.run_file import describe_run, read_run_file, write_run_file
-from jackline.supervisor.foreign.fetch import Fetched, argv_here, fetch_stranger, is_mirror
+from jackline.supervisor.foreign.fetch import Fetched, argv_here, fetch_stranger
 from jackline.supervisor.foreign.mirror import foreign_mirror, whole_checkpoints
 from jackline.supervisor.foreign.seen import own_newest
 from tests.checkpoint.states import write_small

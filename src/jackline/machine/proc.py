@@ -269,6 +269,9 @@ RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
+# Where the ranks of a job meet (torch), or which step of which job they are (Slurm).
+_JOB_VARIABLES = (("MASTER_ADDR", "MASTER_PORT"), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+_MOST_JOB_CHARS = 200
 _ranks_known: dict[tuple[int, int], RankPlace | None] = {}
 
 
@@ -282,8 +285,17 @@ def rank_in(environ: Mapping[str, str], ours: Mapping[str, str]) -> RankPlace | 
         if all(word.isdecimal() and len(word) < 8 for word in words[:2]) and int(words[1]) > 1:
             rank, world_size = int(words[0]), int(words[1])
             local = int(words[2]) if words[2].isdecimal() and len(words[2]) < 8 else rank
-            return RankPlace(rank, world_size, local) if rank < world_size else None
+            return RankPlace(rank, world_size, local, job_in(environ)) if rank < world_size else None
     return None
+
+
+def job_in(environ: Mapping[str, str]) -> str:
+    """What all ranks of one job have in common, on all its machines; '' where nothing tells."""
+    for names in _JOB_VARIABLES:
+        words = [environ.get(name, "") for name in names]
+        if all(words):
+            return ":".join(words)[:_MOST_JOB_CHARS]
+    return ""
 
 
 def read_rank(pid: int, start_ticks: int) -> RankPlace | None:

@@ -51,11 +51,13 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Which rank of a distributed job a process is, as its launcher put it into the environment."""
+    """Which rank of a distributed job a process is, as its launcher put it into the environment. `job`: the same text
+    for all ranks of a job on all its machines, where the launcher tells one."""
 
     rank: int
     world_size: int
     local_rank: int
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,8 @@ def start(meant: Meant, words: list[str], *, may_bring_back: bool) -> Run:
 def bring_back(meant: Meant) -> bool:
     """Download the records of a run that this machine does not have; False when the mirror has none. The newest
     checkpoint comes with them. Raises CannotResume when the records show progress and no checkpoint is there."""
-    from jackline.supervisor.foreign.fetch import fetch_stranger, find_in_mirror
+    from jackline.checkpoint.mirror.stories import find_in_mirror
+    from jackline.supervisor.foreign.fetch import fetch_stranger
 
     place, found = meant.place or "", meant.run
     try:

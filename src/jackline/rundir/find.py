@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jackline.errors import UsageError
+from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.layout import RunDir
-from jackline.rundir.registry import registered_places
+from jackline.rundir.registry import copies_folder, registered_places
 from jackline.rundir.status import read_status
 
 _NAMED = 5
@@ -18,8 +19,26 @@ _HASH = re.compile(r"-[0-9a-f]{6}(-\d+)?$")
 
 
 def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
-    """--runs-dir, else $JACKLINE_RUNS, else ./runs."""
-    return Path(option or os.environ.get("JACKLINE_RUNS") or "runs").absolute()
+    """--runs-dir, else $JACKLINE_RUNS, else ./runs. Raises UsageError for a URL."""
+    place = os.fspath(option or os.environ.get("JACKLINE_RUNS") or "runs")
+    if is_url(place):
+        raise UsageError(
+            f"runs are kept in a folder of this machine, not at {without_secrets(place)}",
+            hint="keep a copy there with --mirror; status, why, logs, watch and dash read it",
+        )
+    return Path(place).absolute()
+
+
+def is_url(word: str) -> bool:
+    return "://" in word
+
+
+def is_mirror(word: str) -> bool:
+    """Whether `word` is a URL, or a folder that holds one or more mirrored runs."""
+    if is_url(word):
+        return True
+    path = Path(word).expanduser()
+    return not (path / "run.json").exists() and (any(path.glob("run-*.tar.gz")) or any(path.glob("*/run-*.tar.gz")))
 
 
 def list_runs(folder: Path, hung: list[RunDir] | None = None) -> list[RunDir]:
@@ -31,7 +50,7 @@ def list_runs(folder: Path, hung: list[RunDir] | None = None) -> list[RunDir]:
         local = [RunDir(path) for path in folder.iterdir()]
     except OSError:  # no such folder, or no permission to read it
         local = []
-    candidates = local + registered_places()
+    candidates = local + ([] if folder.parent == copies_folder() else registered_places())
     answers, silent = ask_each([functools.partial(_look, run) for run in candidates])
     if hung is not None:
         hung += [candidates[number] for number in silent]
@@ -89,6 +108,11 @@ def _find_named(word: str, folder: Path) -> RunDir:
             f"{len(beginnings)} runs begin with '{word}'",
             detail=tuple(f"{run.name} ({read_status(run).state})" for run in beginnings[:_NAMED]),
             hint=f"write more of the name: the newest is {beginnings[0].name}",
+        )
+    if is_mirror(word):
+        raise UsageError(
+            f"{without_secrets(word)} is a mirror, and is only read here",
+            hint="status, why, logs, watch, plot and report read it; resume continues its run here",
         )
     near = nearest_name(word, [run.name for run in everywhere])
     hint = f"did you mean '{near}'?" if near else "`jackline runs` lists the runs that can be found"

@@ -50,6 +50,15 @@ class RegistryEntry:
         return encode(self)
 
 
+def copies_folder() -> Path:
+    """Where records that were brought from mirrors are, for commands that only read."""
+    return state_folder() / "copies"
+
+
+def is_copy(run: RunDir) -> bool:
+    return run.path.parent.parent == copies_folder()
+
+
 def state_folder() -> Path:
     """$XDG_STATE_HOME/jackline, else ~/.local/state/jackline, else a folder in the temporary directory for a user
     without a home."""

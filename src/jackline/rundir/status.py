@@ -16,11 +16,14 @@ from jackline.rundir.records.exit import ExitRecord, read_exit
 from jackline.rundir.records.session import read_session
 from jackline.rundir.records.start import StartRecord, read_start
 from jackline.rundir.records.supervisor import SupervisorRecord, read_supervisor
+from jackline.rundir.registry import is_copy
 
 if TYPE_CHECKING:  # importing it costs 11 ms; only code that starts runs needs its dataclasses
     from jackline.rundir.identity import State
 
 STALE_AFTER_S = 10.0
+AFAR_STALE_AFTER_S = 60.0  # a shared file system may show its files that late, and clocks differ
+COPY_STALE_AFTER_S = 180.0  # records reach a mirror once a minute
 
 
 @immutable
@@ -37,6 +40,11 @@ class RunStatus:
     supervisor_state: SupervisorRecord
     exit: ExitRecord
     is_bare: bool = False  # its last attempt was started without a supervisor
+
+    @property
+    def is_heard_afar(self) -> bool:
+        """Whether it lives on another machine, as far as its newest records say."""
+        return self.state == "elsewhere" and not self.is_stale
 
     @property
     def end_words(self) -> str:
@@ -70,18 +78,26 @@ def _status(run: RunDir, attempt: AttemptDir | None, state_file: SupervisorRecor
     named = (start.child, state_file.supervisor)
     # A file may name any process. One that belongs to another user than the run is not its process.
     child, supervisor = (one if is_believable(one, run) else None for one in named)
+    state = _state(attempt, child, supervisor, exit_file, state_file)
     return RunStatus(
-        state=_state(attempt, child, supervisor, exit_file, state_file),
+        state=state,
         attempt=attempt.number if attempt else 0,
         child=child,
         supervisor=supervisor,
         last_seen_at_s=last_seen,
-        is_stale=last_seen is None or now - last_seen > STALE_AFTER_S,
+        is_stale=last_seen is None or now - last_seen > stale_after_s(run, is_afar=state == "elsewhere"),
         exit_code=exit_file.exit_code,
         supervisor_state=state_file,
         exit=exit_file,
         is_bare=bool(start.is_bare),
     )
+
+
+def stale_after_s(run: RunDir, *, is_afar: bool) -> float:
+    """How old the newest heartbeat of a live run may be."""
+    if is_copy(run):
+        return COPY_STALE_AFTER_S
+    return AFAR_STALE_AFTER_S if is_afar else STALE_AFTER_S
 
 
 def _state(

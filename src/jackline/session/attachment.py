@@ -283,9 +283,9 @@ class Attachment:
 
     def end(self, error: BaseException | None, text: str, *, is_complete: bool) -> None:
         """The block is left, in whatever way. A failure to write the end is not raised: training is over."""
-        self.saver.close()
-        self.stepper.close()
-        self.seen.close()
+        turns: tuple[Any, ...] = (self.ranks.turns,) if self.ranks is not None else ()
+        for part in (self.saver, self.stepper, self.seen, *turns):
+            part.close()
         try:
             go_back(self, error)
             self._write_end(error, text, is_complete=is_complete)

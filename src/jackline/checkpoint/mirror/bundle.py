@@ -22,9 +22,12 @@ MAX_UNPACKED_BYTES = 1 << 30
 MAX_ENTRIES = 20_000
 _TAR_BLOCK = 512
 _TOP = re.compile(
-    r"run\.json|config\.yaml|supervisor\.json|foreign\.json|out\.log|events-[a-z0-9]+\.jsonl|metrics-\d+\.jsonl|session-\d+\.json"
+    r"(run|supervisor|foreign|skipped-batches|session-\d+)\.json|config\.yaml|out\.log"
+    r"|(timeline|events-[a-z0-9]+|metrics-(\d+|printed))\.jsonl"
 )
-_ATTEMPT = re.compile(r"attempts/\d+/(exit|findings|intent|start|wait)\.json|attempts/\d+/incident-\d+\.txt")
+_ATTEMPT = re.compile(
+    r"attempts/\d+/(exit|findings|intent|start|surroundings|wait)\.json|attempts/\d+/incident-\d+\.txt"
+)
 
 
 def pack_run(run: RunDir) -> bytes:

@@ -205,6 +205,8 @@ class Mirror:
             self.source.tell_first(self.store)
             if item is not None:
                 self.uploaded_at_s = now_s
+                if self.run.skipped_file.exists():
+                    self.upload_story()  # without which batches it was trained has to be known where it is resumed
                 self.upload(item)
             is_story_due = self.story_at_s is None or now_s - self.story_at_s >= self.every_s
             if item is not None or is_last or is_story_due:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import click
 
-from jackline.cli.options import find, json_option, quiet_option, run_argument, runs_dir_option
+from jackline.cli.mirrored import find_to_read
+from jackline.cli.options import json_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.streams import write_exact
 from jackline.cli.text.safety import safe_output
 from jackline.errors import UsageError
@@ -56,7 +57,7 @@ def command(
     follow, as_json = given["follow"], given["as_json"]
     if raw and as_json:
         raise UsageError("--raw and --json do not go together", hint="raw bytes are no lines; leave one of them out")
-    found = find(run, runs_dir)
+    found = find_to_read(run, runs_dir)
     path = raw_path(found) if raw else found.out_log
     if rank is not None:
         path, given["quiet"] = rank_path(found, rank), True

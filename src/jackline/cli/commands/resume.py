@@ -17,7 +17,7 @@ from jackline.cli.programs.started import is_detached_as_json
 from jackline.cli.trusting import accept, confirm, trust_option
 from jackline.errors import CannotResume, UsageError
 from jackline.rundir.command import plain_settings, script_of
-from jackline.rundir.find import find_run, runs_folder
+from jackline.rundir.find import find_run, is_mirror, runs_folder
 from jackline.rundir.kin import relocate
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.seen import Skip, add_skip, batches_in, parse_skip
@@ -279,8 +279,9 @@ def bring_here(
 ) -> tuple[RunDir, str] | None:
     """Download a run from a mirror; return it with the mirror's location. None when `word` does not name a mirror.
     A run that this user did not make is shown first, and downloaded when it is accepted."""
+    from jackline.checkpoint.mirror.stories import find_in_mirror
     from jackline.cli.view.showing import say
-    from jackline.supervisor.foreign.fetch import fetch_stranger, find_in_mirror, is_mirror
+    from jackline.supervisor.foreign.fetch import fetch_stranger
 
     if (folder / word / "run.json").exists() or not is_mirror(word):
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from jackline.cli.mirrored import folder_to_read
 from jackline.cli.options import SOME_TIME, ListByDefault, json_option, runs_dir_option
 from jackline.cli.text.headline import state_tone
 from jackline.cli.text.paint import print_out, stdout_columns, stdout_has_color
@@ -63,7 +64,7 @@ def command() -> None:
 @runs_dir_option
 def list_command(shows_logs: bool, shows_all: bool, as_json: bool, runs_dir: str | None) -> None:
     """List the runs of the runs folder and those registered from other folders, newest first."""
-    folder = runs_folder(runs_dir)
+    folder = folder_to_read(runs_dir)
     hung: list[RunDir] = []
     found = list_runs(folder, hung)
     shown = found if shows_all else found[:SHOWN]

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
+from jackline.cli.mirrored import find_to_read
 from jackline.cli.options import pid_option
 from jackline.cli.text.paint import page, print_out
 from jackline.cli.view import run_view
 from jackline.cli.view.run_view import RunView, read_view
 from jackline.diagnosis.logs.curves import stale_curves
 from jackline.errors import UsageError
-from jackline.rundir.find import find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.start import read_start
 from jackline.units import parse_price
@@ -36,7 +36,10 @@ def command(run: str | None, pid: int | None, as_json: bool, runs_dir: str | Non
     could be read, whatever it is, and 2 for a run that cannot be found. With --pid a process that was started without
     Jackline becomes a run, which is watched from now on; it is only read, never signalled.
     """
-    found = _run_of_process(pid, run, runs_dir) if pid is not None else find_run(run, runs_folder(runs_dir))
+    if pid is not None:
+        found = _run_of_process(pid, run, runs_dir)
+    else:
+        found = find_to_read(run, runs_dir, is_told=not as_json)
     view = with_next_start(found, read_view(found, now_s=run_view.wall_clock_s()))
     if as_json:
         click.echo(json.dumps(view_json(view), indent=1, default=str))

@@ -8,13 +8,15 @@ import time
 import click
 
 from jackline.cli.adopting import run_of_process
-from jackline.cli.options import find, pid_option, quiet_option, run_argument, runs_dir_option
+from jackline.cli.mirrored import find_to_read, renewer_of
+from jackline.cli.options import pid_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import trust_option
 from jackline.errors import UsageError
 from jackline.rundir.access.trust import judge
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.start import read_start
+from jackline.rundir.registry import is_copy
 from jackline.rundir.status import RunStatus, read_status
 
 # A longer log would only scroll past.
@@ -34,8 +36,17 @@ def command(run: str | None, pid: int | None, trust: bool, quiet: bool, runs_dir
     is lost. Exits with the run's own exit code when it ends. With --pid a process that was started without Jackline
     becomes a run; it is only read, never signalled.
     """
-    found = find(run, runs_dir) if pid is None else run_of_process(pid, run, runs_dir)
+    found = find_to_read(run, runs_dir) if pid is None else run_of_process(pid, run, runs_dir)
+    if is_far(found):
+        from jackline.cli.view.afar import follow_from_afar
+
+        sys.exit(follow_from_afar(found, renewer_of(run, runs_dir), is_quiet=quiet))
     sys.exit(watch(found, is_trusted=trust, is_quiet=quiet))
+
+
+def is_far(run: RunDir) -> bool:
+    """Whether it runs on another machine that shares the folder, or only copies of its records are here."""
+    return is_copy(run) or read_status(run).state == "elsewhere"
 
 
 def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> int:
@@ -51,11 +62,8 @@ def watch(run: RunDir, *, is_trusted: bool = False, is_quiet: bool = False) -> i
         is_adopted = read_start(run.attempt(status.attempt)).is_adopted
         end = "" if is_adopted else f"; `jackline stop {run.name}` ends it"
         tell(f"Ctrl-C leaves the view and the run continues{end}")
-        if run.job_file.is_file():
-            from jackline.cli.text.ranks import job_lines
-
-            for line in job_lines(str(run.path), status.supervisor_state.ranks, time.time()):
-                tell(line)
+        for line in lines_of_whole_job(run, status):
+            tell(line)
     else:
         tell(f"run '{run.name}' is not running: it {status.end_words}; this is what it printed last")
     attempt = run.attempt(status.attempt)
@@ -104,6 +112,16 @@ def take_over_gently(run: RunDir, *, is_trusted: bool = False) -> None:
         say(f"watching run '{run.name}': {run.path}")
         return
     say(f"run '{run.name}' had lost its supervisor: a new one has taken over; nothing of its output is lost")
+
+
+def lines_of_whole_job(run: RunDir, status: RunStatus) -> list[str]:
+    """The ranks of all machines; empty for a job of one machine."""
+    ranks = status.supervisor_state.ranks
+    if not ranks and not run.job_file.is_file():
+        return []
+    from jackline.cli.text.ranks import is_of_several_machines, job_lines
+
+    return job_lines(str(run.path), ranks, time.time()) if is_of_several_machines(run, ranks) else []
 
 
 def say(text: str) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import DURATION, find, json_option, run_argument, runs_dir_option
+from jackline.cli.mirrored import find_to_read
+from jackline.cli.options import DURATION, json_option, run_argument, runs_dir_option
 from jackline.cli.text.paint import page, print_out
 from jackline.errors import UsageError
 from jackline.rundir import atomic
@@ -48,7 +49,7 @@ def command(run: str | None, pid: int | None, runs_dir: str | None, **given: Any
             raise UsageError("a run and --pid were given; only one of them can be meant", hint=f"jackline why {run}")
         _show_process(pid, look_s, **wanted)
         return
-    found = find(run, runs_dir)
+    found = find_to_read(run, runs_dir)
     status = read_status(found, attempt=check_attempt(found, given["attempt"]))
     if is_alive(status.child) and status.child is not None:
         _show_live(found, status, status.child, look_s, **wanted)
@@ -126,11 +127,14 @@ def _show_live(run: RunDir, status: RunStatus, child: ProcessId, look_s: float, 
 
 def _job_section(run: RunDir, status: RunStatus) -> list[str]:
     """Of a job of several machines: what the ranks of all of them do."""
-    if not run.job_file.is_file():
+    ranks = status.supervisor_state.ranks
+    if not ranks and not run.job_file.is_file():
         return []
-    from jackline.cli.text.ranks import job_lines
+    from jackline.cli.text.ranks import is_of_several_machines, job_lines
 
-    lines = job_lines(str(run.path), status.supervisor_state.ranks, time.time())
+    if not is_of_several_machines(run, ranks):
+        return []
+    lines = job_lines(str(run.path), ranks, time.time())
     return ["", "The whole job", *(f"  {line}" for line in lines)] if lines else []
 
 
@@ -190,6 +194,7 @@ def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:
         return
     restart = status.supervisor_state.restart_at_s if status.state == "alive" else None
     lines = list(death_lines(run, status, death))
+    lines += _job_section(run, status) if status.is_heard_afar else []
     for record in read_rescues(run.attempt(status.attempt))[:1] if status.attempt else []:
         lines += [rescue_text(record), *([f"load it: {loading_command(run.name)}"] if record.is_saved else [])]
     if restart is not None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from jackline.cli.mirrored import folder_to_read, keep_renewed, mirror_of
 from jackline.cli.options import price_option, runs_dir_option
 from jackline.errors import JacklineError, UsageError
 from jackline.extras import require
-from jackline.rundir.find import runs_folder
 
 PORT = 7654
 # Ports after it are tried when it is taken: one page a folder of runs is common.
@@ -59,9 +59,10 @@ def command(
         raise JacklineError(f"cannot keep a token in {state_folder() / NAME}: {error.strerror}") from None
     listening = _listen(listen, port)
     taken = listening.getsockname()[1]
-    folder = runs_folder(runs_dir)
+    folder = folder_to_read(runs_dir)
     address = f"http://127.0.0.1:{taken}/#token={token}"
-    print(f"jackline dash: the runs of {folder}", file=sys.stderr)
+    print(f"jackline dash: the runs of {mirror_of(runs_dir) or folder}", file=sys.stderr)
+    keep_renewed(runs_dir)
     click.echo(address)
     for host in proxy_hosts:
         print(f"through the proxy: add #token={token} to its address of port {taken} ({host})", file=sys.stderr)

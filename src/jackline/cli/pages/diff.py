@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import find, json_option, runs_dir_option
+from jackline.cli.mirrored import find_to_read
+from jackline.cli.options import json_option, runs_dir_option
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
 from jackline.review.compare import Difference, Parting, Values, differences, part
@@ -42,11 +43,11 @@ def command(
     Only recorded facts are compared. With replicates (--like), a difference of the losses counts once it is larger
     than the noise between them; without, once it is larger than one percent.
     """
-    runs = [find(name, runs_dir) for name in (one, other)]
+    runs = [find_to_read(name, runs_dir) for name in (one, other)]
     series = [read_series(run) for run in runs]
     name = metric or _common_metric(*series)
     values = [_values(each, name) for each in series]
-    replicates = [_values(read_series(find(each, runs_dir)), name) for each in like]
+    replicates = [_values(read_series(find_to_read(each, runs_dir)), name) for each in like]
     found = differences(read_facts(runs[0]), read_facts(runs[1]))
     parting = part(name, values[0], values[1], replicates) if name else None
     if as_json:

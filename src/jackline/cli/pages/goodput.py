@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import find, json_option, price_option, runs_dir_option
+from jackline.cli.mirrored import find_to_read
+from jackline.cli.options import json_option, price_option, runs_dir_option
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
 from jackline.review.goodput import MICRO, Account, account, best_saving, cost_line, costs
@@ -30,7 +31,7 @@ def command(runs: tuple[str, ...], price: float | None, as_json: bool, runs_dir:
     Without RUNS the only live one, else the newest. `stopped` is time in which a person wanted it to stand still: it
     is shown and not counted as a loss. `unseen` is time in which no supervisor was there to look.
     """
-    found = [(run, read_account(run)) for run in (find(name, runs_dir) for name in runs or (None,))]
+    found = [(run, read_account(run)) for run in (find_to_read(name, runs_dir) for name in runs or (None,))]
     if as_json:
         click.echo(json.dumps([account_json(run, each, price) for run, each in found], indent=1))
         return

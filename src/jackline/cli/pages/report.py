@@ -16,7 +16,8 @@ from pathlib import Path
 
 import click
 
-from jackline.cli.options import find, price_option, run_argument, runs_dir_option
+from jackline.cli.mirrored import find_to_read
+from jackline.cli.options import price_option, run_argument, runs_dir_option
 from jackline.cli.text.safety import safe_text
 from jackline.cli.view import run_view
 from jackline.errors import JacklineError, UsageError
@@ -59,7 +60,7 @@ def command(
     if as_markdown and as_picture:
         raise UsageError("--md and --png exclude each other", hint="call it twice")
     browser = find_browser() if as_picture else ""
-    found = find(run, runs_dir)
+    found = find_to_read(run, runs_dir)
     document = make_report(summarise(found, now_s=run_view.wall_clock_s()), price)
     text = to_markdown(document) if as_markdown else to_html(document)
     if out == "-" and not as_picture:

@@ -128,6 +128,8 @@ def sentence(view: RunView) -> str:
         return f"Failed: {_why_it_ended(view)}"
     if state == "unwatched":
         return "Alive, started without a supervisor" if view.status.is_bare else "Alive, but its supervisor is gone"
+    if view.status.is_heard_afar:
+        return f"{_live_sentence(view)}, on another machine"
     return _SENTENCES.get(state) or _live_sentence(view)
 
 
@@ -270,4 +272,4 @@ def _facts(view: RunView) -> Iterator[tuple[str, str]]:
 def _resume_command(view: RunView) -> str:
     if view.status.state in ("stopped", "dead"):
         return f"jackline resume {safe_text(view.name, 90)}"
-    return f"jackline stop {safe_text(view.name, 90)}" if view.is_live else ""
+    return f"jackline stop {safe_text(view.name, 90)}" if view.is_live and not view.status.is_heard_afar else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from jackline.cli.mirrored import find_to_read
 from jackline.cli.options import json_option, runs_dir_option
 from jackline.cli.plot.canvas import COLORS, LABEL, MARKS, Curve, Style, draw, format_x, format_y, frame_of, x_axis
 from jackline.cli.plot.curves import Axis, Panel, RunCurves, choose, panel_of, read_run_curves, summary
@@ -16,7 +17,7 @@ from jackline.cli.text.paint import print_out, shorten, stdout_columns, stdout_h
 from jackline.cli.text.safety import safe_text
 from jackline.errors import UsageError
 from jackline.review.chart import thin
-from jackline.rundir.find import find_run, nearest_name, runs_folder
+from jackline.rundir.find import nearest_name
 
 _PIPE_COLUMNS = 80
 _FIRST_ROWS, _NEXT_ROWS = 12, 5
@@ -56,9 +57,8 @@ def command(runs: Sequence[str], metrics: Sequence[str], axis: Axis, runs_dir: s
     """
     if len(runs) > MAX_RUNS:
         raise UsageError(f"{len(runs)} runs cannot be told apart in one drawing", hint=f"name at most {MAX_RUNS}")
-    folder = runs_folder(runs_dir)
     words: list[str | None] = list(runs) or [None]
-    found = list({run.path: run for run in (find_run(word, folder) for word in words)}.values())
+    found = list({run.path: run for run in (find_to_read(word, runs_dir) for word in words)}.values())
     known = [read_run_curves(run, safe_text(run.name, 80)) for run in found]
     if given["is_list"]:
         _print_names(known, as_json=given["as_json"])

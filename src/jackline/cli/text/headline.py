@@ -19,6 +19,9 @@ def headline(view: RunView) -> str:
         return f"alive in {attempt}, started without a supervisor{_paused(view)}"
     if state == "unwatched":
         return f"alive in {attempt}, but unwatched: {_supervisor_gone(view)}{_paused(view)}"
+    if view.status.is_heard_afar:
+        age_s = max(0.0, view.now_s - (view.status.last_seen_at_s or view.now_s))
+        return f"alive on host '{_host(view)}' {format_duration(age_s)} ago, {attempt}{_paused(view)}"
     if state == "elsewhere":
         return f"unknown from here: it was last seen {_seen(view)} on host '{_host(view)}', in {attempt}"
     if state == "empty":
@@ -38,6 +41,8 @@ def state_tone(view: RunView) -> Tone:
     if view.status.state == "alive":
         is_calm = not view.state.verdict.is_alarm and view.pause is None and not view.status.is_stale
         return "good" if is_calm and not view.state.is_restarting else "warn"
+    if view.status.is_heard_afar:
+        return "warn" if view.state.verdict.is_alarm else "good"
     return "warn" if view.status.state in ("unwatched", "elsewhere") else ""
 
 

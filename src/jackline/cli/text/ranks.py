@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from jackline.cli.text.safety import safe_text
+from jackline.rundir.layout import RunDir
 from jackline.rundir.records.fields import decode
-from jackline.rundir.records.ranks import RankRecord, machines_of_job
+from jackline.rundir.records.ranks import RankRecord, is_part_of_job, machines_of_job
+from jackline.rundir.registry import is_copy
+from jackline.rundir.status import COPY_STALE_AFTER_S
 from jackline.units import format_duration, rank_words
 
 _MOST_GROUPS = 8
@@ -42,6 +45,10 @@ def _place(record: RankRecord) -> str:
     return f"{safe_text(record.file, 300)}:{record.line}{source}"
 
 
+def is_of_several_machines(run: RunDir, ranks: Sequence[dict[str, Any]]) -> bool:
+    return run.job_file.is_file() or is_part_of_job(ranks)
+
+
 def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[str]:
     """The ranks of the whole job, and which machine has which of them. A machine that is not heard of any more keeps
     its line, but its ranks are no longer counted as what the job does."""
@@ -50,12 +57,13 @@ def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[st
         return rank_lines(own)
     found: dict[int, dict[str, Any]] = {}
     told = []
+    stale_s = COPY_STALE_AFTER_S if is_copy(RunDir(Path(path))) else _STALE_S
     for name, at_s, ranks in machines:
         age_s = max(0.0, now_s - at_s)
         numbers = [int(one["rank"]) for one in ranks if isinstance(one.get("rank"), int) and not one.get("is_gone")]
         words = rank_words(numbers) if numbers else "one process, or none"
-        seen = f", last seen {format_duration(age_s)} ago" if age_s > _STALE_S else ""
+        seen = f", last seen {format_duration(age_s)} ago" if age_s > stale_s else ""
         told.append(f"{safe_text(name, 80)}: {words}{seen}")
-        if age_s <= _STALE_S:
+        if age_s <= stale_s:
             found.update({int(one["rank"]): one for one in ranks if int(one.get("rank") or 0) in numbers})
     return [*rank_lines(list(found.values())), f"machines: {'; '.join(told)}"]

@@ -93,6 +93,8 @@ def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iter
     process = status.child or status.supervisor
     if process is None:
         yield f"{since}; no process of it is known"
+    elif status.is_heard_afar:
+        yield f"it runs on '{process.host}'; what follows was true at {clock(seen or 0.0)}"
     elif process.host != host_name():
         yield f"{since}; it ran on '{process.host}': whether it lives cannot be told from here"
     elif process.boot_id != boot_id():
@@ -110,7 +112,8 @@ def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iter
     if memory.used_bytes:
         limit = f" of {format_bytes(memory.limit_bytes)}" if memory.limit_bytes else ""
         yield f"last memory: {format_bytes(memory.used_bytes)}{limit}"
-    if not attempt.exit_file.exists() and not attempt.wait_file.exists():
+    is_over = not status.is_heard_afar
+    if is_over and not attempt.exit_file.exists() and not attempt.wait_file.exists():
         yield "nobody wrote down how it ended: the machine was lost, or everything was killed at once"
 
 
@@ -154,6 +157,7 @@ def title_line(run: RunDir, status: RunStatus, death: Death) -> str:
         "elsewhere": "is unknown from here",
         "empty": "never started",
     }.get(status.state, status.state)
+    state = "is alive elsewhere" if status.is_heard_afar else state
     when = ""
     if death.evidence is not None:
         ended_at_s = death.evidence.ended_at_s

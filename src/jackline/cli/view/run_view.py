@@ -66,7 +66,7 @@ class RunView:
 
     @property
     def is_live(self) -> bool:
-        return self.status.state in LIVE
+        return self.status.state in LIVE or self.status.is_heard_afar
 
     @property
     def state(self) -> SupervisorRecord:
@@ -121,7 +121,7 @@ def read_view(run: RunDir, *, now_s: float, is_short: bool = False) -> RunView:
         curves=Curves() if is_short else read_curves(run),
         mirrors=() if is_short else _read_mirrors(run),
     )
-    is_live = None if status.state == "elsewhere" else view.is_live
+    is_live = None if status.state == "elsewhere" and not view.is_live else view.is_live
     pause = _read_pause(view) if view.is_live else None
     verdict = judge_log(log, is_live=is_live, running_s=view.running_s, now_s=now_s)
     used = used_bytes(run.path) if view.disk_budget is not None else None
@@ -135,7 +135,7 @@ def _read_mirrors(run: RunDir) -> tuple[MirrorRecord, ...]:
 def _read_pause(view: RunView) -> Pause | None:
     """The supervisor's verdict; without a supervisor, what the kernel says about the main process now."""
     status, verdict = view.status, view.state.verdict
-    if status.state == "alive" and not status.is_stale:
+    if status.is_heard_afar or (status.state == "alive" and not status.is_stale):
         is_dated = status.last_seen_at_s is not None and verdict.for_s is not None
         since_s = (status.last_seen_at_s or 0.0) - (verdict.for_s or 0.0) if is_dated else None
         return Pause(verdict.text or "paused", since_s) if verdict.is_pause else None

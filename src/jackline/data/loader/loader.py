@@ -63,6 +63,7 @@ class Loader:
         self._supply = data.supply
         self._eras_ahead = data.eras_ahead
         self._ready: set[int] = set()
+        self._waiting = threading.Lock()
         self._planner = Planner(data.cache, settings, self._is_ready)
         self._registration = Registration(data.cache.folder)
         self._pool = ThreadPoolExecutor(settings.num_threads, "jackline-load") if settings.num_threads else None
@@ -186,10 +187,13 @@ class Loader:
         return job
 
     def _wait_for(self, era: int) -> None:
-        self._ready.discard(era)
-        self._registration.move_to(replace(self._reading, waits_for=era))
-        self._supply.wait_until(lambda: is_era_ready(self.cache, era), f"era {era} of the data")
-        self._registration.move_to(self._reading)
+        """Until the era is built. One thread at a time: a reader is registered with one era that it waits for, and a
+        second one would take the first one's place."""
+        with self._waiting:
+            self._ready.discard(era)
+            self._registration.move_to(replace(self._reading, waits_for=era))
+            self._supply.wait_until(lambda: is_era_ready(self.cache, era), f"era {era} of the data")
+            self._registration.move_to(self._reading)
 
     def _is_ready(self, era: int) -> bool:
         """Called for every job, but looked up on disk once per era. Opening an era that was recycled since fails."""

@@ -115,6 +115,11 @@ class Turns:
     copier: Copier | None = None  # of the first rank of each machine
     is_copying: bool = False  # some machine still copies the save before
 
+    def close(self) -> None:
+        """The copy under way is finished: after the training a script destroys the process groups."""
+        if self.copier is not None:
+            self.copier.close()
+
     def is_due(self, engine: Any, now_s: float) -> bool:
         every_s = engine.settings.mirror_every_s
         return self.chosen_at_s is None or now_s - self.chosen_at_s >= every_s

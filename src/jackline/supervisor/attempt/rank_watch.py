@@ -50,6 +50,7 @@ class Seen:
     pid: int
     what: str = ""
     frame: Frame | None = None
+    job: str = ""
     is_gone: bool = False
 
 
@@ -93,7 +94,7 @@ class RankWatch:
         self._seen.update(found)
         for rank, seen in self._seen.items():
             if rank not in found and not seen.is_gone:
-                self._seen[rank] = Seen(rank, seen.world_size, seen.pid, seen.what, seen.frame, is_gone=True)
+                self._seen[rank] = replace(seen, is_gone=True)
         by_pid = {process.pid: process for process in processes}
         ranks = {rank: by_pid[seen.pid] for rank, seen in found.items()}
         if text := self._stragglers.add(time.monotonic(), ranks, gpus):
@@ -165,7 +166,8 @@ def look_at_ranks(
         is_waiting = collective and process.wait.kind not in ("stopped", "zombie")
         what = f"{WAITING} ({collective})" if is_waiting else doing.what
         world_size = process.rank.world_size if process.rank else len(found)
-        seen[rank] = Seen(rank, world_size, process.pid, what, doing.frame)
+        job = process.rank.job if process.rank else ""
+        seen[rank] = Seen(rank, world_size, process.pid, what, doing.frame, job)
     return seen
 
 
@@ -196,6 +198,7 @@ def rank_record(seen: Seen) -> RankRecord:
         line=frame.line if frame else None,
         source=frame.source.strip() if frame else None,
         is_gone=True if seen.is_gone else None,
+        job=seen.job if seen.job and not seen.is_gone else None,
     )
 
 

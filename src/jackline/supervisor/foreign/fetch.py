@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from jackline.checkpoint.format.manifest import Name
-from jackline.checkpoint.mirror.bundle import MAX_BUNDLE_BYTES, unpack_run
 from jackline.checkpoint.mirror.engine import digest_of
 from jackline.checkpoint.mirror.fetch import fetch_newest
 from jackline.checkpoint.mirror.store import Store, open_store, read_small
+from jackline.checkpoint.mirror.stories import fetch_story, find_in_mirror
 from jackline.checkpoint.place import choose_place
-from jackline.errors import CannotResume, UsageError
+from jackline.errors import CannotResume
 from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_whole
 from jackline.rundir.access.secrets import without_secrets
@@ -48,14 +48,6 @@ class Fetched:
     said: tuple[str, ...]
 
 
-def is_mirror(word: str) -> bool:
-    """Whether `word` is a URL, or a folder that holds one or more mirrored runs."""
-    if "://" in word:
-        return True
-    path = Path(word).expanduser()
-    return not (path / "run.json").exists() and (any(path.glob("run-*.tar.gz")) or any(path.glob("*/run-*.tar.gz")))
-
-
 def fetch_stranger(
     word: str,
     runs: Path,
@@ -80,7 +72,7 @@ def fetch_stranger(
     found: list[Path] = []
 
     def fill(draft: RunDir) -> RunFile:
-        _fetch_story(store, name, draft)
+        fetch_story(store, name, draft)
         contents = read_run_file(draft)
         if not is_known_text(read_whole(draft.run_file)):
             accept(contents)
@@ -152,34 +144,6 @@ def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
 
 def full_place(place: str) -> str:
     return place if "://" in place else str(Path(place).expanduser().absolute())
-
-
-def find_in_mirror(word: str) -> tuple[str, str]:
-    """The location of the mirror and the name of the run."""
-    parent, _, last = word.rstrip("/").rpartition("/")
-    if parent and _has_story(open_store(parent), last):
-        return parent, last
-    store = open_store(word)
-    names = [name for name in store.names("") if _has_story(store, name)]
-    if len(names) == 1:
-        return word, names[0]
-    if not names:
-        raise CannotResume(f"{word} holds no mirrored run", hint="name the folder or URL that was given as --mirror")
-    raise UsageError(f"{word} holds {len(names)} runs: {', '.join(names)}", hint=f"name one: {word}/{names[0]}")
-
-
-def _has_story(store: Store, name: str) -> bool:
-    return any(entry.startswith("run-") and entry.endswith(".tar.gz") for entry in store.names(name))
-
-
-def _fetch_story(store: Store, name: str, run: RunDir) -> None:
-    stories = [entry for entry in store.names(name) if entry.startswith("run-") and entry.endswith(".tar.gz")]
-    for story in sorted(stories, reverse=True):
-        with contextlib.suppress(Exception):  # an incomplete archive: try the one before it
-            unpack_run(read_small(store, f"{name}/{story}", MAX_BUNDLE_BYTES), run)
-        if run.run_file.exists():
-            return
-    raise CannotResume(f"no record of run '{name}' in the mirror is whole")
 
 
 def _fetch_checkpoint(store: Store, name: str, here: tuple[Path, RunFile], said: list[str]) -> Path | None:

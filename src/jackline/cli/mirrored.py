@@ -1,0 +1,116 @@
+"""A mirror's place instead of a run or a runs folder, for commands that only read: its records are copied here first.
+
+Commands that change a run do not take one: they would change the copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jackline.errors import JacklineError, UsageError
+from jackline.rundir.find import find_run, is_mirror, is_url, runs_folder
+from jackline.rundir.layout import RunDir
+from jackline.rundir.records.ranks import is_part_of_job
+from jackline.rundir.records.supervisor import read_supervisor
+from jackline.units import format_duration
+
+if TYPE_CHECKING:
+    from jackline.checkpoint.mirror.stories import Copies
+
+RENEW_EVERY_S = 15.0  # records reach a mirror once a minute
+
+
+def find_to_read(run: str | None, runs_dir: str | None, *, is_told: bool = True) -> RunDir:
+    """The requested run, or a copy of its records in a mirror; `is_told`: say on stderr how old such a copy is."""
+    if mirror_of(runs_dir):
+        folder = folder_to_read(runs_dir)
+        found = find_run(run, folder)
+    elif run is None or not _is_in_mirror(run, runs_folder(runs_dir)):
+        return find_run(run, runs_folder(runs_dir))
+    else:
+        found = _bring(run)
+    if is_told:
+        say_age(found)
+    return found
+
+
+def folder_to_read(runs_dir: str | None) -> Path:
+    """The runs folder, or copies of all runs of a mirror."""
+    place = mirror_of(runs_dir)
+    if not place:
+        return runs_folder(runs_dir)
+    from jackline.checkpoint.mirror.stories import Copies
+
+    copies = Copies(place)
+    copies.renew()
+    if not copies.folder.is_dir():
+        raise UsageError(
+            f"{place} holds no mirrored run", hint="name the folder or URL that was given as --mirror of the runs"
+        )
+    return copies.folder
+
+
+def mirror_of(runs_dir: str | None) -> str:
+    """The mirror that was given as the runs folder; '' for a folder of runs."""
+    place = runs_dir or os.environ.get("JACKLINE_RUNS") or ""
+    if is_url(place):
+        return place
+    is_one = bool(place) and is_mirror(place) and not any(Path(place).expanduser().glob("*/run.json"))
+    return place if is_one else ""
+
+
+def renewer_of(word: str | None, runs_dir: str | None) -> Copies | None:
+    """What brings newer records of the run that these words name; None for a run that is no copy."""
+    from jackline.checkpoint.mirror.stories import Copies, find_in_mirror
+
+    place = mirror_of(runs_dir)
+    if not place and word is not None and _is_in_mirror(word, runs_folder(runs_dir)):
+        place = find_in_mirror(word)[0]
+    return Copies(place) if place else None
+
+
+def keep_renewed(runs_dir: str | None) -> None:
+    """From now on bring newer records while this process lives. A mirror that does not answer is asked again."""
+    place = mirror_of(runs_dir)
+    if not place:
+        return
+    from jackline.checkpoint.mirror.stories import Copies
+
+    copies = Copies(place)
+
+    def renew() -> None:
+        while True:
+            time.sleep(RENEW_EVERY_S)
+            with contextlib.suppress(JacklineError, OSError):
+                copies.renew()
+
+    threading.Thread(target=renew, name="mirror-reader", daemon=True).start()
+
+
+def say_age(run: RunDir) -> None:
+    at_s = read_supervisor(run).at_s
+    if at_s is not None:
+        age = format_duration(max(0.0, time.time() - at_s))
+        print(f"[jackline] from the mirror: the records of '{run.name}' are {age} old", file=sys.stderr, flush=True)
+
+
+def _is_in_mirror(word: str, folder: Path) -> bool:
+    return not (folder / word / "run.json").exists() and is_mirror(word)
+
+
+def _bring(word: str) -> RunDir:
+    from jackline.checkpoint.mirror.stories import Copies, find_in_mirror
+
+    place, name = find_in_mirror(word)
+    copies = Copies(place)
+    copies.renew(name)
+    found = RunDir(copies.folder / name)
+    if is_part_of_job(read_supervisor(found).ranks):
+        copies.renew()  # the other machines of its job
+    return found
