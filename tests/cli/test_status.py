@@ -264,12 +264,21 @@ def test_a_run_between_attempts_says_when_it_continues(runs: Path) -> None:
 def test_a_run_elsewhere_is_unknown(runs: Path) -> None:
     run = make_run(runs / "train-1")
     write_start(run, foreign_process())
-    write_state(run, foreign_process(), at_s=NOW_S - 60)
+    write_state(run, foreign_process(), at_s=NOW_S - 120)
     lines = lines_of()
     assert lines[0] == (
-        "train-1: unknown from here: it was last seen 21:19:00 UTC (1 min ago) on host 'gpu-box', in attempt 1"
+        "train-1: unknown from here: it was last seen 21:18:00 UTC (2 min ago) on host 'gpu-box', in attempt 1"
     )
     assert not [line for line in lines if "at risk" in line]
+
+
+def test_a_run_elsewhere_with_a_fresh_heartbeat_is_alive_there(runs: Path) -> None:
+    run = make_run(runs / "train-1")
+    write_start(run, foreign_process())
+    write_state(run, foreign_process(), at_s=NOW_S - 20)
+    lines = lines_of()
+    assert lines[0] == "train-1: alive on host 'gpu-box' 20 s ago, attempt 1"
+    assert [line for line in lines if "at risk" in line]
 
 
 def test_a_run_that_vanished_is_dead_without_a_guess(runs: Path) -> None:

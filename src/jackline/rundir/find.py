@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -38,7 +39,10 @@ def is_mirror(word: str) -> bool:
     if is_url(word):
         return True
     path = Path(word).expanduser()
-    return not (path / "run.json").exists() and (any(path.glob("run-*.tar.gz")) or any(path.glob("*/run-*.tar.gz")))
+    with contextlib.suppress(OSError):  # a name that is too long for a path, or a folder that cannot be read
+        is_run = (path / "run.json").exists()
+        return not is_run and (any(path.glob("run-*.tar.gz")) or any(path.glob("*/run-*.tar.gz")))
+    return False
 
 
 def list_runs(folder: Path, hung: list[RunDir] | None = None) -> list[RunDir]:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,11 +31,15 @@ from jackline.checkpoint.state.rng import ProcessRandom
 from jackline.checkpoint.writer.parts import Team
 from jackline.data.loader.order import mix
 from jackline.errors import CannotResume, UsageError
+from jackline.machine.procfs import list_numbers, read_text
 from jackline.rundir.layout import RunDir
 from jackline.session.machines.agreement import Turns, copy_save, decide_save
 from jackline.session.machines.resume import load_apart
 from jackline.session.saving.replicas import Follower, describe_replicas, restore_replica
 from jackline.session.settings import Settings
+
+_GLOO_THREAD = "(pt_gloo_runloop"
+_RESTS_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,18 @@ def _leave(group: Any) -> None:
     with contextlib.suppress(Exception):
         if dist.is_initialized():
             dist.destroy_process_group(None if dist.get_backend() == "gloo" else group)
+    let_gloo_rest(_RESTS_WITHIN_S)
+
+
+def let_gloo_rest(limit_s: float) -> None:
+    """Until gloo's threads have let go of their last work: a script that has destroyed its groups itself leaves them
+    running. While this thread sleeps, they get the lock of the interpreter."""
+    num_calm, until_s = 0, time.monotonic() + limit_s
+    while num_calm < 3 and time.monotonic() < until_s:
+        time.sleep(0.005)
+        found = [read_text(f"/proc/self/task/{tid}/stat") or "" for tid in list_numbers("/proc/self/task")]
+        is_calm = all(stat.rpartition(") ")[2].startswith("S") for stat in found if _GLOO_THREAD in stat)
+        num_calm = num_calm + 1 if is_calm else 0
 
 
 def make_engine(ranks: Ranks | None, run: RunDir, settings: EngineSettings) -> Any:

@@ -16,13 +16,13 @@ from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.access.writing import private_folder
-from jackline.rundir.atomic import sha256_hex
+from jackline.rundir.atomic import read_json, sha256_hex, write_json
 from jackline.rundir.layout import RunDir
 from jackline.rundir.registry import copies_folder
 from jackline.rundir.run_file import check_name
 
 _AT_ONCE = 8
-_MARK = ".story"  # in a copy: which archive it was made from
+_MARK = ".story.json"  # in a copy: which archive it was made from
 
 
 def list_stories(store: Store, name: str) -> list[str]:
@@ -87,7 +87,7 @@ class Copies:
             return
         run = RunDir(self.folder / check_name(name))
         mark = run.path / _MARK
-        if mark.is_file() and mark.read_text() == stories[0]:
+        if read_json(mark) == {"story": stories[0]}:
             return
         private_folder(self.folder)
         draft = RunDir(self.folder / f".{name}.draft")
@@ -95,7 +95,7 @@ class Copies:
         try:
             story = fetch_story(self._store, name, draft)
             _replace_all(draft.path, run.path)
-            mark.write_text(story)
+            write_json(mark, {"story": story})
         finally:
             shutil.rmtree(draft.path, ignore_errors=True)
 

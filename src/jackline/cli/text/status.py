@@ -378,10 +378,8 @@ def hint_for(view: RunView) -> str:
         return f"`jackline why {name}` tells more, {_resume_words(view, name)}"
     if state == "stopped":
         return _resume_words(view, name)
-    if view.status.is_heard_afar:
-        return f"`jackline watch {name}` follows it; it is changed on its own machine only"
     if state == "elsewhere":
-        return "ask on that host, or `jackline why` for what its files say"
+        return "" if view.is_live else "ask on that host, or `jackline why` for what its files say"
     return ""
 
 
