@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,8 +10,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from jackline.cli.commands.stop import _ended_words, _is_over, command
+from jackline.cli.commands.stop import _ended_words, _is_over, _owes_records, command
 from jackline.rundir.process_id import ProcessId, identify
+from jackline.rundir.records.mirror import MirrorRecord, write_mirror
 from jackline.rundir.records.rescue import RescueRecord, write_rescue
 from tests.rundir.made import make_run, write_exit, write_start, write_state
 from tests.shell import wait_for
@@ -72,3 +74,18 @@ def test_stop_waits_until_the_supervisor_itself_has_exited(clean_environment: Pa
     assert _ended_words(run) == (
         "run 'story' has ended; `jackline rescue story --load` prints the lines that load its rescued state"
     )
+
+
+def test_records_of_the_end_that_are_on_their_way_to_the_mirror_are_told(clean_environment: Path) -> None:
+    run = make_run(clean_environment / "mine")
+    write_start(run, ProcessId(2**22 - 1, 1, "here", "boot"))
+    write_exit(run, 75, ended_at_s=100.0)
+    assert not _owes_records(run)  # without a mirror
+    me = identify(os.getpid())
+    write_mirror(run.mirror_file, MirrorRecord(store="/far", process=me, story_at_s=90.0))
+    assert _owes_records(run)
+    write_mirror(run.mirror_file, MirrorRecord(store="/far", process=me, story_at_s=101.0))
+    assert not _owes_records(run)
+    gone = ProcessId(2**22 - 1, 1, me.host if me else "", me.boot_id if me else "")
+    write_mirror(run.mirror_file, MirrorRecord(store="/far", process=gone, story_at_s=90.0))
+    assert not _owes_records(run)  # nobody uploads them

@@ -20,6 +20,8 @@ from jackline.rundir.access.trust import judge, user_name
 from jackline.rundir.find import find_only_live, find_run, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import is_alive
+from jackline.rundir.records.exit import read_exit
+from jackline.rundir.records.mirror import read_mirror
 from jackline.rundir.records.rescue import loading_command, newest_rescue
 from jackline.rundir.records.start import read_start
 from jackline.rundir.run_file import DamagedRun, read_run_file
@@ -28,6 +30,7 @@ from jackline.units import format_duration
 
 SCHEMA = "jackline.stop/1"
 MAX_TEXT = 300
+_LAST_RECORDS = "the records of its end are still on their way to the mirror; that continues in the background"
 GROUP_PATIENCE_S = 5.0  # after the grace SIGTERM goes to all its processes, and this later SIGKILL
 
 
@@ -85,7 +88,7 @@ def command(
     left = not_uploaded(found) if code == EXIT_DONE else []
     if code == EXIT_DONE:
         say(_ended_words(found))
-    for text in left:
+    for text in left or ([_LAST_RECORDS] if code == EXIT_DONE and _owes_records(found) else []):
         say(text)
     if as_json:
         click.echo(json.dumps(_answer(found, words, left, has_ended=code == EXIT_DONE), separators=(",", ":")))
@@ -174,6 +177,14 @@ def not_uploaded(run: RunDir) -> list[str]:
         return []
     left = list_left(run, pattern if isinstance(pattern, str) else None)
     return [f"{entry.text()}; its upload continues in the background" for entry in left]
+
+
+def _owes_records(run: RunDir) -> bool:
+    """Whether its mirror does not have the records of its end yet, and somebody uploads them."""
+    record, attempt = read_mirror(run.mirror_file), run.last_attempt()
+    ended_at_s = read_exit(attempt).ended_at_s if attempt is not None else None
+    is_behind = ended_at_s is not None and (record.story_at_s or 0.0) < ended_at_s
+    return record.is_there and is_behind and is_alive(record.process)
 
 
 def _is_over(run: RunDir) -> bool:
