@@ -3,8 +3,8 @@
     python -m tests.stories.soak --minutes 20 --at-once 6 --load 2 --seed 1
 
 Each program runs under `jackline run` with limits ten times shorter than usual (`--stuck-after 6`), so a watched hour
-counts at least as much as ten. Prints every alarm with the run directory that it keeps, and the watched time at the
-end. Exits 1 after a STUCK, or after more than one SUSPECT in ten watched hours.
+counts at least as much as ten. Prints every alarm with the run directory that it keeps, and the watched time every
+five minutes and at the end. Exits 1 after a STUCK, or after more than one SUSPECT in ten watched hours.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Soak:
     stuck: list[str] = field(default_factory=list)
     suspect: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    told_s: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, program: Program) -> None:
@@ -62,6 +63,12 @@ class Soak:
         if not alarms and outcome.exit.get("cause") == "finished":
             shutil.rmtree(folder, ignore_errors=True)
 
+    def tell_now_and_then(self, every_s: float = 300.0) -> None:
+        with self.lock:
+            if time.monotonic() - self.told_s >= every_s:
+                self.told_s = time.monotonic()
+                print(f"so far: {self.told()}", flush=True)
+
     def told(self) -> str:
         return (
             f"{self.watched_s / 60:.0f} minutes watched in {self.num_runs} runs: {len(self.stuck)} STUCK, "
@@ -81,6 +88,7 @@ def soak(minutes: float, at_once: int, load: int, rng: random.Random) -> Soak:
     def work() -> None:
         while time.monotonic() < end_s:
             found.watch(rng.choice(programs))
+            found.tell_now_and_then()
 
     try:
         with ThreadPoolExecutor(at_once) as pool:
