@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.find import find_run, is_mirror, is_url, runs_folder
 from jackline.rundir.layout import RunDir
-from jackline.rundir.records.ranks import is_part_of_job
-from jackline.rundir.records.supervisor import read_supervisor
 from jackline.units import format_duration
 
 if TYPE_CHECKING:
@@ -80,6 +77,8 @@ def keep_renewed(runs_dir: str | None) -> None:
     place = mirror_of(runs_dir)
     if not place:
         return
+    import threading
+
     from jackline.checkpoint.mirror.stories import Copies
 
     copies = Copies(place)
@@ -94,6 +93,8 @@ def keep_renewed(runs_dir: str | None) -> None:
 
 
 def say_age(run: RunDir) -> None:
+    from jackline.rundir.records.supervisor import read_supervisor
+
     at_s = read_supervisor(run).at_s
     if at_s is not None:
         age = format_duration(max(0.0, time.time() - at_s))
@@ -106,6 +107,8 @@ def _is_in_mirror(word: str, folder: Path) -> bool:
 
 def _bring(word: str) -> RunDir:
     from jackline.checkpoint.mirror.stories import Copies, find_in_mirror
+    from jackline.rundir.records.ranks import is_part_of_job
+    from jackline.rundir.records.supervisor import read_supervisor
 
     place, name = find_in_mirror(word)
     copies = Copies(place)
