@@ -176,7 +176,7 @@ def test_batches_that_were_left_out_are_uploaded_before_later_checkpoints(run: R
     assert not mirror.work(0.0)
     there = RunDir(tmp_path / "there" / "story")
     fetch_story(FolderStore(tmp_path / "far"), "story", there)
-    assert str(read_skipped(there)) == str(read_skipped(run)) == "3 to 4"
+    assert str(read_skipped(there)) == str(read_skipped(run)) == "3:5"
 
 
 def test_an_archive_of_an_enemy_lands_nowhere_else(tmp_path: Path) -> None:
