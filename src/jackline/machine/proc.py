@@ -293,7 +293,8 @@ def job_in(environ: Mapping[str, str]) -> str:
     """What all ranks of one job have in common, on all its machines; '' where nothing tells."""
     for names in _JOB_VARIABLES:
         words = [environ.get(name, "") for name in names]
-        if all(words):
+        is_own = names[0] == "MASTER_ADDR" and words[0].startswith(("127.", "localhost", "::1"))
+        if all(words) and not is_own:  # every machine has such an address for itself
             return ":".join(words)[:_MOST_JOB_CHARS]
     return ""
 

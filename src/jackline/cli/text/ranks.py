@@ -52,7 +52,7 @@ def is_of_several_machines(run: RunDir, ranks: Sequence[dict[str, Any]]) -> bool
 def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[str]:
     """The ranks of the whole job, and which machine has which of them. A machine that is not heard of any more keeps
     its line, but its ranks are no longer counted as what the job does."""
-    machines = machines_of_job(Path(path))
+    machines = machines_of_job(Path(path)) if is_of_several_machines(RunDir(Path(path)), own) else []
     if len(machines) < 2:
         return rank_lines(own)
     found: dict[int, dict[str, Any]] = {}
@@ -60,10 +60,11 @@ def job_lines(path: str, own: Sequence[dict[str, Any]], now_s: float) -> list[st
     stale_s = COPY_STALE_AFTER_S if is_copy(RunDir(Path(path))) else _STALE_S
     for name, at_s, ranks in machines:
         age_s = max(0.0, now_s - at_s)
-        numbers = [int(one["rank"]) for one in ranks if isinstance(one.get("rank"), int) and not one.get("is_gone")]
+        present = [one for one in ranks if isinstance(one.get("rank"), int) and not one.get("is_gone")]
+        numbers = [one["rank"] for one in present]
         words = rank_words(numbers) if numbers else "one process, or none"
         seen = f", last seen {format_duration(age_s)} ago" if age_s > stale_s else ""
         told.append(f"{safe_text(name, 80)}: {words}{seen}")
         if age_s <= stale_s:
-            found.update({int(one["rank"]): one for one in ranks if int(one.get("rank") or 0) in numbers})
+            found.update({one["rank"]: one for one in present})
     return [*rank_lines(list(found.values())), f"machines: {'; '.join(told)}"]
