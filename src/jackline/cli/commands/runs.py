@@ -172,7 +172,9 @@ def _delete(pairs: Sequence[tuple[RunDir, RunView]], given: dict[str, Any]) -> N
 
 def _refuse_in_use(run: RunDir, view: RunView, *, force: bool) -> None:
     if view.is_live:
-        raise UsageError(f"run '{run.name}' is alive", hint=f"end it first: jackline stop {run.name}")
+        where = " on another machine" if view.status.is_heard_afar else ""
+        there = " there" if where else ""
+        raise UsageError(f"run '{run.name}' is alive{where}", hint=f"end it{there} first: jackline stop {run.name}")
     if view.status.state == "elsewhere" and not force:
         raise UsageError(
             f"run '{run.name}' was last seen on another machine; whether it lives cannot be told from here",

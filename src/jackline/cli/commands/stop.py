@@ -64,6 +64,13 @@ def command(
     folder = runs_folder(runs_dir)
     found = find_run(run, folder) if run else find_only_live(folder)
     status = read_status(found)
+    if status.state == "elsewhere":
+        process = status.child or status.supervisor
+        where = f" on '{process.host}'" if process else " on another machine"
+        raise UsageError(
+            f"run '{found.name}' was last seen{where}; from here it cannot be stopped",
+            hint=f"stop it there: jackline stop {found.name}",
+        )
     if status.state not in ("alive", "unwatched"):
         raise UsageError(
             f"run '{found.name}' is not running: it {status.end_words}", hint=f"jackline why {found.name}"
