@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,9 +14,10 @@ import pytest
 
 from jackline.checkpoint.mirror.bundle import pack_run
 from jackline.checkpoint.mirror.stories import Copies
+from jackline.machine.proc import job_in
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
-from jackline.rundir.process_id import ProcessId
+from jackline.rundir.process_id import ProcessId, identify
 from jackline.rundir.registry import copies_folder, is_copy
 from jackline.rundir.run_file import describe_run, write_run_file
 from jackline.rundir.status import read_status
@@ -23,23 +26,34 @@ from tests.deadline import HANGS_S
 FAR = ProcessId(1, 1, "far-away", "some-boot")
 
 
-def upload(mirror: Path, name: str, number: int, text: str, *ranks: dict[str, object], age_s: float = 0.0) -> None:
+def upload(
+    mirror: Path,
+    name: str,
+    number: int,
+    text: str,
+    *ranks: dict[str, object],
+    age_s: float = 0.0,
+    process: ProcessId = FAR,
+) -> None:
     """What the machine 'far-away' has put there."""
     draft = RunDir(mirror.parent / "of another machine" / name)
     shutil.rmtree(draft.path, ignore_errors=True)
     attempt = draft.attempt(1)
     attempt.path.mkdir(parents=True)
     write_run_file(draft, describe_run(name, kind="run", argv=["train"], settings={}, options={}, cwd=draft.path))
-    atomic.write_json(attempt.start_file, {"child": FAR.to_json()})
+    atomic.write_json(attempt.start_file, {"child": process.to_json()})
     state = {
         "at_s": time.time() - age_s,
         "started_at_s": 1.0,
         "attempt": 1,
-        "child": FAR.to_json(),
+        "child": process.to_json(),
+        "supervisor": process.to_json(),
         "ranks": list(ranks),
     }
     atomic.write_json(draft.supervisor_file, state)
     draft.out_log.write_text(text)
+    for path in (draft.supervisor_file, draft.out_log):
+        os.utime(path, (time.time() - age_s,) * 2)
     (mirror / name).mkdir(parents=True, exist_ok=True)
     (mirror / name / f"run-{number:06d}.tar.gz").write_bytes(pack_run(draft))
 
@@ -119,3 +133,170 @@ def test_places_that_are_no_mirror_are_named(mirror: Path) -> None:
     for name in ("a", "b"):
         upload(mirror, name, 1, "")
     assert f"holds 2 runs: a, b\nhint: name one: {mirror}/a" in jackline("status", str(mirror)).stderr
+
+
+def test_mirrors_of_the_same_relative_name_are_not_mixed_up(
+    clean_environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("a", "b"):
+        upload(tmp_path / place / "far", "demo", 1, f"of {place}\n")
+        monkeypatch.chdir(tmp_path / place)
+        assert jackline("logs", "far/demo").stdout == f"of {place}\n"
+    monkeypatch.chdir(tmp_path / "b" / "far")
+    for word in (".", "demo", "demo/", "../far"):
+        assert jackline("logs", word).stdout == "of b\n", word
+
+
+def test_an_archive_that_is_just_being_uploaded_is_not_used(mirror: Path) -> None:
+    upload(mirror, "demo", 1, "first\n")
+    upload(mirror, "demo", 2, "second\n")
+    newest = mirror / "demo" / "run-000002.tar.gz"
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-9])  # all files of the run are in this part
+    copies = Copies(str(mirror))
+    run = RunDir(copies.folder / "demo")
+    copies.renew()
+    assert run.out_log.read_text() == "first\n"
+    newest.write_bytes(data)
+    copies.renew()
+    assert run.out_log.read_text() == "second\n"
+
+
+def test_a_run_that_began_anew_there_leaves_nothing_of_the_one_before(mirror: Path) -> None:
+    upload(mirror, "demo", 1, "of the first\n")
+    copies = Copies(str(mirror))
+    run = RunDir(copies.folder / "demo")
+    copies.renew()
+    atomic.write_json(run.attempt(1).exit_file, {"exit_code": 3})
+    (run.path / "attempts/002").mkdir()
+    atomic.write_json(run.attempt(2).exit_file, {"exit_code": 3})
+    upload(mirror, "demo", 1, "of another one\n")
+    copies.renew()
+    assert run.out_log.read_text() == "of another one\n"
+    assert [attempt.number for attempt in run.list_attempts()] == [1]
+    assert read_status(run).state == "elsewhere"
+
+
+def test_runs_that_cannot_be_read_do_not_hide_the_others(mirror: Path) -> None:
+    upload(mirror, "demo", 1, "")
+    for name in ("damaged", "no name\033[31m", ".hidden"):
+        (mirror / name).mkdir()
+        (mirror / name / "run-000001.tar.gz").write_bytes(b"half an archive")
+    done = jackline("runs", "--runs-dir", str(mirror))
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["NAME", "demo"], done
+    assert (
+        "run 'damaged' of the mirror was left out: no record of run 'damaged' in the mirror is whole" in done.stderr
+    )
+    assert "\033" not in done.stderr
+    assert jackline("status", f"{mirror}/damaged").returncode == 3
+
+
+def test_a_process_of_this_machine_is_never_taken_for_a_copied_run(mirror: Path) -> None:
+    """Who has written there may name any process, and machines may have the same name."""
+    own = identify(os.getpid())
+    assert own is not None
+    rebooted = ProcessId(own.pid, own.start_ticks, own.host, "another boot")
+    for number, process in enumerate((own, rebooted)):
+        upload(mirror, f"demo-{number}", 1, "", process=process)
+        place = f"{mirror}/demo-{number}"
+        assert jackline("status", place).stdout.startswith(f"demo-{number}: alive on host '{own.host}' ")
+        why = jackline("why", place).stdout
+        assert "is alive elsewhere" in why and f"pid {own.pid}" not in why
+        upload(mirror, f"demo-{number}", 2, "", process=process, age_s=900.0)
+        assert jackline("status", place).stdout.startswith(f"demo-{number}: unknown from here")
+        why = jackline("why", place).stdout
+        assert "whether it lives cannot be told from here" in why
+        assert "restarted" not in why and "nobody wrote down" not in why
+
+
+def test_what_would_change_a_copy_is_refused(mirror: Path) -> None:
+    upload(mirror, "demo", 1, "line\n")
+    copies = Copies(str(mirror))
+    copies.renew()
+    copy = copies.folder / "demo"
+    for place in (copy, f"{copies.folder}/../{copies.folder.name}/demo"):
+        assert jackline("logs", str(place)).stdout == "line\n"
+        for words in (["stop"], ["resume"], ["checkpoints"], ["fork"], ["runs", "rm", "--yes"]):
+            done = jackline(*words, str(place))
+            assert done.returncode == 2 and "is a copy of records in a mirror, and is only read" in done.stderr, done
+    assert copy.is_dir()
+
+
+def test_the_runs_of_a_mirror_are_in_the_order_of_their_last_signs(mirror: Path) -> None:
+    for name, age_s in (("b-old", 4000.0), ("c-alive", 30.0), ("a-older", 9000.0)):
+        upload(mirror, name, 1, "", age_s=age_s)
+    listed = jackline("runs", "--runs-dir", str(mirror)).stdout
+    assert [line.split()[0] for line in listed.splitlines()] == ["NAME", "c-alive", "b-old", "a-older"]
+    supervisor_file = RunDir(Copies(str(mirror)).folder / "b-old").supervisor_file
+    assert 3990 < time.time() - supervisor_file.stat().st_mtime < 4000 + HANGS_S
+    upload(mirror, "d-older", 1, "", age_s=9000.0)
+    assert jackline("status", "--runs-dir", str(mirror)).stdout.startswith("c-alive: ")
+
+
+HANGING = """
+import os, sys, threading
+from jackline.checkpoint.mirror import stories
+class Hanging:
+    def names(self, folder):
+        if not folder:
+            return ["demo", "other"]
+        print("asked", flush=True)
+        threading.Event().wait()
+stories.open_store = lambda place: Hanging()
+stories.Copies("s3://bucket/runs").renew()
+"""
+
+
+def test_ctrl_c_leaves_a_mirror_that_does_not_answer(clean_environment: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == b"asked\n"
+        asking.send_signal(signal.SIGINT)
+        _, told = asking.communicate(timeout=HANGS_S)
+        assert b"KeyboardInterrupt" in told
+
+
+def test_a_state_folder_that_cannot_be_written_to_is_not_the_mirrors_fault(
+    mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(mirror, "demo", 1, "")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    done = jackline("status", str(mirror))
+    assert done.stderr.splitlines()[-1] == "hint: set XDG_STATE_HOME to a folder of yours that can be written to"
+    assert done.stderr.startswith("error: no copy of the mirror's records can be kept in ")
+
+
+def test_damaged_ranks_in_a_mirror_are_left_out(mirror: Path) -> None:
+    place = {"world_size": 3, "job": "10.0.0.1:29500", "what": "running"}
+    upload(mirror, "job-A", 1, "", {"rank": 0, **place}, {"rank": [1], **place}, {"rank": "x", "world_size": {}})
+    upload(mirror, "job-B", 1, "", {"rank": 2, **place}, {"rank": None, **place, "job": 7})
+    done = jackline("status", f"{mirror}/job-A")
+    assert "machines: job-A: rank 0; job-B: rank 2" in done.stdout, done
+
+
+def test_a_live_run_of_another_machine_is_not_called_ended(mirror: Path, tmp_path: Path) -> None:
+    """In a folder that both machines see."""
+    upload(mirror, "demo", 1, "")
+    runs = tmp_path / "of another machine"
+    stop = jackline("stop", "demo", "--runs-dir", str(runs))
+    assert stop.stderr.splitlines() == [
+        "error: run 'demo' was last seen on 'far-away'; from here it cannot be stopped",
+        "hint: stop it there: jackline stop demo",
+    ]
+    remove = jackline("runs", "rm", "demo", "--yes", "--runs-dir", str(runs))
+    assert remove.stderr.splitlines() == [
+        "error: run 'demo' is alive on another machine",
+        "hint: end it there first: jackline stop demo",
+    ]
+
+
+def test_jobs_that_each_machine_has_for_itself_are_not_one(mirror: Path, tmp_path: Path) -> None:
+    """Two machines that share a folder; on both `torchrun --nproc-per-node 2` meets at 127.0.0.1:29500."""
+    for address in ("127.0.0.1", "localhost"):
+        assert job_in({"MASTER_ADDR": address, "MASTER_PORT": "29500"}) == ""
+    assert job_in({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) == "10.0.0.1:29500"
+    place = {"world_size": 1, "job": "node:29500", "what": "running"}
+    for name in ("job-A", "job-B"):
+        upload(mirror, name, 1, "", {"rank": 0, **place})
+    assert "machines:" not in jackline("status", "job-A", "--runs-dir", str(tmp_path / "of another machine")).stdout

@@ -9,10 +9,12 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jackline.errors import JacklineError, UsageError
+from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.find import find_run, is_mirror, is_url, runs_folder
 from jackline.rundir.layout import RunDir
 from jackline.units import format_duration
@@ -21,15 +23,16 @@ if TYPE_CHECKING:
     from jackline.checkpoint.mirror.stories import Copies
 
 RENEW_EVERY_S = 15.0  # records reach a mirror once a minute
+SLOW_AFTER_S = 2.0
 
 
 def find_to_read(run: str | None, runs_dir: str | None, *, is_told: bool = True) -> RunDir:
     """The requested run, or a copy of its records in a mirror; `is_told`: say on stderr how old such a copy is."""
     if mirror_of(runs_dir):
         folder = folder_to_read(runs_dir)
-        found = find_run(run, folder)
+        found = find_run(run, folder, is_read_only=True)
     elif run is None or not _is_in_mirror(run, runs_folder(runs_dir)):
-        return find_run(run, runs_folder(runs_dir))
+        return find_run(run, runs_folder(runs_dir), is_read_only=True)
     else:
         found = _bring(run)
     if is_told:
@@ -45,10 +48,13 @@ def folder_to_read(runs_dir: str | None) -> Path:
     from jackline.checkpoint.mirror.stories import Copies
 
     copies = Copies(place)
-    copies.renew()
-    if not copies.folder.is_dir():
+    with _told_when_slow(place):
+        for text in copies.renew():
+            _say(text)
+    if not any(copies.folder.glob("*/run.json")):
         raise UsageError(
-            f"{place} holds no mirrored run", hint="name the folder or URL that was given as --mirror of the runs"
+            f"{without_secrets(place)} holds no mirrored run",
+            hint="name the folder or URL that was given as --mirror of the runs",
         )
     return copies.folder
 
@@ -58,7 +64,8 @@ def mirror_of(runs_dir: str | None) -> str:
     place = runs_dir or os.environ.get("JACKLINE_RUNS") or ""
     if is_url(place):
         return place
-    is_one = bool(place) and is_mirror(place) and not any(Path(place).expanduser().glob("*/run.json"))
+    # What tells a folder of runs comes first: otherwise all of them would be listed.
+    is_one = bool(place) and not any(Path(place).expanduser().glob("*/run.json")) and is_mirror(place)
     return place if is_one else ""
 
 
@@ -68,7 +75,8 @@ def renewer_of(word: str | None, runs_dir: str | None) -> Copies | None:
 
     place = mirror_of(runs_dir)
     if not place and word is not None and _is_in_mirror(word, runs_folder(runs_dir)):
-        place = find_in_mirror(word)[0]
+        with _told_when_slow(word):
+            place = find_in_mirror(word)[0]
     return Copies(place) if place else None
 
 
@@ -98,7 +106,7 @@ def say_age(run: RunDir) -> None:
     at_s = read_supervisor(run).at_s
     if at_s is not None:
         age = format_duration(max(0.0, time.time() - at_s))
-        print(f"[jackline] from the mirror: the records of '{run.name}' are {age} old", file=sys.stderr, flush=True)
+        _say(f"from the mirror: the records of '{run.name}' are {age} old")
 
 
 def _is_in_mirror(word: str, folder: Path) -> bool:
@@ -110,10 +118,30 @@ def _bring(word: str) -> RunDir:
     from jackline.rundir.records.ranks import is_part_of_job
     from jackline.rundir.records.supervisor import read_supervisor
 
-    place, name = find_in_mirror(word)
-    copies = Copies(place)
-    copies.renew(name)
-    found = RunDir(copies.folder / name)
-    if is_part_of_job(read_supervisor(found).ranks):
-        copies.renew()  # the other machines of its job
+    with _told_when_slow(word):
+        place, name = find_in_mirror(word)
+        copies = Copies(place)
+        copies.renew(name)
+        found = RunDir(copies.folder / name)
+        if is_part_of_job(read_supervisor(found).ranks):
+            copies.renew()  # the other machines of its job
     return found
+
+
+@contextlib.contextmanager
+def _told_when_slow(place: str) -> Iterator[None]:
+    import threading
+
+    timer = threading.Timer(SLOW_AFTER_S, _say, (f"reading the mirror {without_secrets(place)} ...",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _say(text: str) -> None:
+    from jackline.cli.text.safety import safe_text
+
+    print(f"[jackline] {safe_text(text, 400)}", file=sys.stderr, flush=True)

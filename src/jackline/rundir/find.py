@@ -12,7 +12,7 @@ from pathlib import Path
 from jackline.errors import UsageError
 from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.layout import RunDir
-from jackline.rundir.registry import copies_folder, registered_places
+from jackline.rundir.registry import copies_folder, is_copy, registered_places
 from jackline.rundir.status import read_status
 
 _NAMED = 5
@@ -70,14 +70,29 @@ def _look(run: RunDir) -> tuple[Path, float] | None:
     return (run.path.resolve(), _last_change_s(run)) if run.has_run_file else None
 
 
-def find_run(word: str | None, folder: Path) -> RunDir:
-    """`word` is a path or a name. Without it: the only live run, else the newest."""
-    if word is not None:
-        return _find_named(word, folder)
+def find_run(word: str | None, folder: Path, *, is_read_only: bool = False) -> RunDir:
+    """`word` is a path or a name. Without it: the only live run, else the newest. A copy of a mirror's records is
+    only found for a command that reads: what is written into it would be lost."""
+    found = _find_named(word, folder) if word is not None else _find_likely(folder)
+    if not is_read_only and is_copy(found):
+        raise UsageError(
+            f"{found.path} is a copy of records in a mirror, and is only read",
+            hint="name the run where it is, or the mirror: jackline resume MIRROR/NAME",
+        )
+    return found
+
+
+def _find_likely(folder: Path) -> RunDir:
     runs = list_runs(folder)
     if not runs:
         raise UsageError(f"there is no run in {folder}", hint="start one: jackline run -- python train.py")
-    live = [run for run in runs if read_status(run).state in ("alive", "unwatched")]
+    is_mirrored = folder.parent == copies_folder()
+    found = [read_status(run) for run in runs]
+    live = [
+        run
+        for run, status in zip(runs, found, strict=True)
+        if status.state in ("alive", "unwatched") or (is_mirrored and status.is_heard_afar)
+    ]
     return live[0] if len(live) == 1 else runs[0]
 
 

@@ -56,7 +56,9 @@ def copies_folder() -> Path:
 
 
 def is_copy(run: RunDir) -> bool:
-    return run.path.parent.parent == copies_folder()
+    """However its path is spelled."""
+    folder = os.path.realpath(copies_folder())
+    return os.path.dirname(os.path.dirname(os.path.realpath(run.path))) == folder
 
 
 def state_folder() -> Path:

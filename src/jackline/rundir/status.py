@@ -77,8 +77,9 @@ def _status(run: RunDir, attempt: AttemptDir | None, state_file: SupervisorRecor
     last_seen = state_file.at_s
     named = (start.child, state_file.supervisor)
     # A file may name any process. One that belongs to another user than the run is not its process.
-    child, supervisor = (one if is_believable(one, run) else None for one in named)
-    state = _state(attempt, child, supervisor, exit_file, state_file)
+    is_here = not is_copy(run)
+    child, supervisor = ((one if is_believable(one, run) else None) if is_here else _afar(one) for one in named)
+    state = _state(attempt, child, supervisor, exit_file, state_file, is_here=is_here)
     return RunStatus(
         state=state,
         attempt=attempt.number if attempt else 0,
@@ -106,6 +107,8 @@ def _state(
     supervisor: ProcessId | None,
     exit_file: ExitRecord,
     state_file: SupervisorRecord,
+    *,
+    is_here: bool,
 ) -> State:
     is_over = (
         state_file.is_finished and exit_file.is_there and state_file.attempt == (attempt.number if attempt else 0)
@@ -116,12 +119,18 @@ def _state(
         return "unwatched"
     if exit_file.is_there and not state_file.is_restarting:
         return _ended(exit_file)
+    known = child or supervisor
+    if known is not None and not (is_here and known.host == host_name()):
+        return "elsewhere"
     if attempt is None:
         return "empty" if supervisor is None else "dead"
-    known = child or supervisor
-    if known is not None and known.host != host_name():
-        return "elsewhere"
     return _ended(exit_file) if exit_file.is_there else "dead"
+
+
+def _afar(process: ProcessId | None) -> ProcessId | None:
+    """A process that a copy of records names, so that none of this machine is taken for it: who has written there may
+    have any, and machines may have the same name."""
+    return process and ProcessId(process.pid, process.start_ticks, process.host, "")
 
 
 def _ended(exit_file: ExitRecord) -> State:

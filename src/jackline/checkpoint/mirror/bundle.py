@@ -10,6 +10,7 @@ import io
 import os
 import re
 import tarfile
+import time
 from pathlib import Path
 
 from jackline.rundir.access.reading import read_end
@@ -40,6 +41,7 @@ def pack_run(run: RunDir) -> bytes:
                 data = read_tail(path, TAIL_BYTES)
                 entry = tarfile.TarInfo(name)
                 entry.size = len(data)
+                entry.mtime = int(path.stat().st_mtime)
                 archive.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()
 
@@ -65,10 +67,26 @@ def unpack_run(data: bytes, run: RunDir) -> list[str]:
                 contents = stream.read(min(entry.size, TAIL_BYTES))
                 with open(open_own(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                     file.write(contents)
+                    file.flush()
+                    _set_time(file.fileno(), float(entry.mtime))
                 written.append(entry.name)
                 size -= len(contents)
             _skip(stream, size)
     return written
+
+
+def _set_time(fd: int, at_s: float) -> None:
+    """Readers take it for the time of the last change. An older archive has none, and any clock may be wrong."""
+    if 0 < at_s <= time.time():
+        os.utime(fd, (at_s, at_s))
+
+
+def check_whole(data: bytes) -> None:
+    """Raise OSError or EOFError for an archive that was cut off, as one that is just being uploaded is."""
+    left = MAX_UNPACKED_BYTES
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        while left > 0 and (block := stream.read(1 << 20)):
+            left -= len(block)
 
 
 def _next_entry(stream: gzip.GzipFile) -> tarfile.TarInfo | None:

@@ -95,7 +95,7 @@ def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iter
         yield f"{since}; no process of it is known"
     elif status.is_heard_afar:
         yield f"it runs on '{process.host}'; what follows was true at {clock(seen or 0.0)}"
-    elif process.host != host_name():
+    elif status.state == "elsewhere" or process.host != host_name():
         yield f"{since}; it ran on '{process.host}': whether it lives cannot be told from here"
     elif process.boot_id != boot_id():
         yield f"{since}; the machine has been restarted since, so pid {process.pid} is gone"
@@ -112,8 +112,7 @@ def last_seen_lines(run: RunDir, attempt: AttemptDir, status: RunStatus) -> Iter
     if memory.used_bytes:
         limit = f" of {format_bytes(memory.limit_bytes)}" if memory.limit_bytes else ""
         yield f"last memory: {format_bytes(memory.used_bytes)}{limit}"
-    is_over = not status.is_heard_afar
-    if is_over and not attempt.exit_file.exists() and not attempt.wait_file.exists():
+    if status.state != "elsewhere" and not attempt.exit_file.exists() and not attempt.wait_file.exists():
         yield "nobody wrote down how it ended: the machine was lost, or everything was killed at once"
 
 

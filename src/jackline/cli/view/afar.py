@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ def follow_from_afar(run: RunDir, copies: Copies | None, *, is_quiet: bool = Fal
     screen, log = open_screen(is_quiet=is_quiet), LogSince(run)
     through = "its mirror" if is_copy(run) else f"the folder {run.path.parent}"
     screen.say(f"watching run '{run.name}' of '{host_of(read_status(run))}' through {through}; Ctrl-C leaves")
-    renewed_s, said_s, trouble = time.monotonic(), float("-inf"), ""
+    said_s, trouble = float("-inf"), ""
+    renewing = Renewing(copies, run.name) if copies is not None else None
     try:
         while True:
             _show(screen, log.read())
@@ -67,8 +69,9 @@ def follow_from_afar(run: RunDir, copies: Copies | None, *, is_quiet: bool = Fal
                 return code
             said_s = _say(screen, run, status, said_s)
             time.sleep(LOOK_EVERY_S)
-            if copies is not None and time.monotonic() - renewed_s >= RENEW_EVERY_S:
-                trouble, renewed_s = _renew(screen, copies, run.name, trouble), time.monotonic()
+            if renewing is not None and renewing.trouble != trouble:
+                trouble = renewing.trouble
+                screen.say(f"{trouble}; trying again" if trouble else "the mirror can be read again", "warn")
     except KeyboardInterrupt:
         screen.clear_status()
         screen.say("detached: the run continues")
@@ -138,11 +141,19 @@ def _age_s(status: RunStatus) -> float:
     return math.inf if at_s is None else max(0.0, time.time() - at_s)
 
 
-def _renew(screen: Screen, copies: Copies, name: str, trouble: str) -> str:
-    try:
-        copies.renew(name)
-    except JacklineError as problem:
-        if str(problem) != trouble:
-            screen.say(f"{problem}; trying again", "warn")
-        return str(problem)
-    return ""
+class Renewing:
+    """Brings newer records from now on, in a thread: a store may take long, or never answer."""
+
+    def __init__(self, copies: Copies, name: str) -> None:
+        self.trouble = ""
+        self._copies, self._name = copies, name
+        threading.Thread(target=self._work, name="mirror-reader", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(RENEW_EVERY_S)
+            try:
+                self._copies.renew(self._name)
+                self.trouble = ""
+            except JacklineError as problem:
+                self.trouble = problem.message
