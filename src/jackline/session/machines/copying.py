@@ -52,6 +52,7 @@ class Copier:
         self._before, self._place = machine.leaders[before], copies_of(folder, machine.ranks[before][0])
         self._asked: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._is_over = False
+        self._leaves_at_s: float | None = None
         self.is_busy = False
         self._thread = threading.Thread(target=self._work, daemon=True, name="jackline-copies")
         self._thread.start()
@@ -63,9 +64,12 @@ class Copier:
         self._asked.put((key, ticket))
 
     def close(self) -> None:
-        """Wait for the copy under way. Its group must not be destroyed under it."""
-        self._asked.put(None)
-        self._thread.join(_LEAVES_WITHIN_S)
+        """Wait for the copy under way. Its group must not be destroyed under it. When the loop and then the process
+        end, both wait, but only once for another machine that has gone."""
+        if self._leaves_at_s is None:
+            self._leaves_at_s = time.monotonic() + _LEAVES_WITHIN_S
+            self._asked.put(None)
+        self._thread.join(max(0.0, self._leaves_at_s - time.monotonic()))
 
     def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
