@@ -151,10 +151,13 @@ def test_old_generations_go_but_never_the_newest_three(run: RunDir, tmp_path: Pa
     assert len([name for name in mirror.store.names("story") if name.startswith("run-")]) == 3
 
 
-def test_the_story_goes_along_and_nothing_else(run: RunDir, tmp_path: Path) -> None:
+def test_the_story_goes_along_and_nothing_else(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = RunDir(tmp_path / "there")
     there.path.mkdir()
     data = pack_run(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 1e9)  # whenever it is packed
+        assert pack_run(run) == data
     assert unpack_run(data, there) == ["attempts/001/exit.json", "events-0.jsonl", "out.log", "run.json"]
     assert unpack_run(data, there) == []  # what is there stays
     assert (there.path / "out.log").read_text() == "hello\n"

@@ -119,6 +119,8 @@ def test_a_mirror_that_is_killed_while_the_loop_runs_is_started_again_and_this_i
 def test_a_run_that_was_saved_is_not_begun_anew_without_its_checkpoints(nursery: Nursery, tmp_path: Path) -> None:
     assert run_loop(nursery, tmp_path).code == 0
     run = RunDir(tmp_path / "runs" / "x")
+    mirror = read_mirror(run.checkpoints / "mirror.json").process
+    wait_for(lambda: not is_alive(mirror), "the mirror's own end: it writes there until then")
     for path in (run.checkpoints, tmp_path / "far"):
         shutil.rmtree(path)
     read_exit_path = run.attempt(1).exit_file

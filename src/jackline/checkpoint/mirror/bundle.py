@@ -32,9 +32,13 @@ _ATTEMPT = re.compile(
 
 
 def pack_run(run: RunDir) -> bytes:
-    """An archive of the run's records: settings, events, metrics, findings, the end of the log."""
+    """An archive of the run's records: settings, events, metrics, findings, the end of the log. Of the same records
+    the same bytes."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
         for path in sorted([*run.path.glob("*"), *run.path.glob("attempts/*/*")]):
             name = path.relative_to(run.path).as_posix()
             if is_bundled(name) and path.is_file():

@@ -127,8 +127,7 @@ class Copies:
         if not stories:
             return False
         run = RunDir(self.folder / check_name(name))
-        # With its size: another run may have begun there anew under the same name, and counts from 1 again.
-        mark = {"story": stories[0], "size_bytes": self._store.size(f"{name}/{stories[0]}")}
+        mark = {"story": stories[0], "identity": self._identity(f"{name}/{stories[0]}")}
         if read_json(run.path / _MARK) == mark:
             return True
         with self._draft() as draft:
@@ -137,6 +136,12 @@ class Copies:
                 _replace_all(draft.path, run.path)
                 write_json(run.path / _MARK, mark if story == stories[0] else {"story": story})
         return True
+
+    def _identity(self, name: str) -> list[str]:
+        """Another run may have begun there anew under the same name, and counts its archives from 1 again."""
+        local = self._store.local_path(name)
+        told = local.stat().st_mtime_ns if local is not None else self._store.checksum(name)
+        return [str(self._store.size(name)), str(told)]
 
     def _prepare(self) -> None:
         drafts = self.folder.parent / _DRAFTS
