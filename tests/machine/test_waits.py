@@ -166,6 +166,15 @@ def test_a_terminal_is_a_keyboard(start: Start) -> None:
         os.close(follower)
 
 
+def test_whoever_has_made_a_terminal_waits_for_the_program_in_it(start: Start) -> None:
+    made = "import os, pty, select\nmine, theirs = pty.openpty(); os.dup2(theirs, 9)\n" + READY
+    for call in ("os.read(mine, 100)", "select.select([mine], [], [])"):
+        child = start(made + call)
+        found = wait_of(child.pid, "pipe")
+        assert found.target == f"the program in {Path(f'/proc/{child.pid}/fd/9').readlink()}"
+        assert found.is_endless
+
+
 def test_standard_input_that_no_relative_feeds_is_a_keyboard(start: Start) -> None:
     # The shell between us holds only the reading end, as every ancestor does when a person's pipe passes through.
     reading, writing = os.pipe()

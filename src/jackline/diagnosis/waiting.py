@@ -6,7 +6,7 @@ import itertools
 import re
 from dataclasses import replace
 
-from jackline.diagnosis.frames import ProcessStack, ThreadStack
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import Wait
 
 # Files whose frames mean that a thread waits for what other threads fetch.
@@ -99,9 +99,21 @@ _FILE_LOCKS = ("/filelock/", "/fasteners/", "/portalocker/", "/oslo_concurrency/
 
 def is_at_file_lock(stack: ProcessStack | None, wait: Wait) -> bool:
     """Whether the main thread sleeps inside of a library that waits for a file lock."""
+    return wait.kind == "sleep" and looks_for_file_lock(stack)
+
+
+def looks_for_file_lock(stack: ProcessStack | None) -> bool:
+    """Whether the main thread is inside of a library that tries a file lock again and again. Its tries are no work,
+    though each of them costs a millisecond on a busy machine."""
     main = stack.main if stack else None
-    inner = itertools.takewhile(lambda frame: not frame.is_user, main.frames if main else ())
-    return wait.kind == "sleep" and any(part in frame.file for frame in inner for part in _FILE_LOCKS)
+    return main is not None and len(around_tries(main)) < len(main.frames)
+
+
+def around_tries(thread: ThreadStack) -> tuple[Frame, ...]:
+    """The frames outside of a library that tries a file lock: those inside of it change with every try."""
+    inner = list(itertools.takewhile(lambda frame: not frame.is_user, thread.frames))
+    tries = [at for at, frame in enumerate(inner) if any(part in frame.file for part in _FILE_LOCKS)]
+    return thread.frames[tries[-1] + 1 :] if tries else thread.frames
 
 
 def awaited_by(thread: ThreadStack | None) -> str:

@@ -49,6 +49,11 @@ class Wait:
     lasts_s: float | None = field(default=None, compare=False)  # how long the sleep takes, where its end is not known
 
 
+def other_end_of(terminal: str) -> str:
+    """The target of a process that has made this terminal for another program and waits for what that prints."""
+    return f"the program in {terminal}"
+
+
 @dataclass(frozen=True, slots=True)
 class RankPlace:
     """Which rank of a distributed job a process is, as its launcher put it into the environment. `job`: the same text

@@ -21,7 +21,7 @@ from typing import cast
 from jackline.machine.cgroups import is_frozen
 from jackline.machine.net import describe_socket
 from jackline.machine.procfs import list_numbers, read_bytes, read_link, read_memory, read_text
-from jackline.machine.readings import Wait, WaitKind
+from jackline.machine.readings import Wait, WaitKind, other_end_of
 from jackline.machine.time_limits import as_descriptor, with_limit
 
 # The arguments of each group:
@@ -226,8 +226,18 @@ def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
         return Wait("poll", link.removeprefix("anon_inode:").strip("[]"), fd)
     if is_reading and link.startswith(("/dev/pts/", "/dev/tty", "/dev/console")):
         return Wait("keyboard", link, fd)
+    if link.endswith("/ptmx"):
+        return Wait("pipe", other_end_of(_terminal_made(pid, fd)), fd)
     # Do not call stat: on a dead network mount it would hang us as well as the process that we look at.
     return Wait("file", link, fd)
+
+
+def _terminal_made(pid: int, fd: int) -> str:
+    """'/dev/pts/3', of the process that holds its other end."""
+    for line in (read_bytes(f"/proc/{pid}/fdinfo/{fd}") or b"").split(b"\n"):
+        if line.startswith(b"tty-index:"):
+            return f"/dev/pts/{int(line.split()[1])}"
+    return "a terminal"
 
 
 def _describe_pipe(pid: int, fd: int, link: str, *, is_reading: bool) -> Wait:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
-from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting
-from jackline.diagnosis.waiting import awaited_by, effective_wait
+from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting, waiting_words
+from jackline.diagnosis.waiting import awaited_by, effective_wait, is_at_file_lock
+from jackline.machine.readings import other_end_of
 from jackline.supervisor.hang.movement import stands_since_s
 from jackline.supervisor.hang.ranks import collective
 from jackline.supervisor.hang.scene import (
@@ -40,7 +41,7 @@ from jackline.supervisor.hang.scene import (
     still_moving,
     stuck_label,
 )
-from jackline.supervisor.hang.text import collective_of, frame_of, place_text, view_text
+from jackline.supervisor.hang.text import collective_of, frame_of, name_of, place_text, view_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
 from jackline.units import format_bytes, format_duration
 
@@ -72,13 +73,20 @@ def keyboard(scene: Scene) -> Verdict | None:
 
 
 def _asking(scene: Scene, view: ProcessView, since_s: float) -> Verdict:
-    """Never STUCK: an answer would continue it, and whoever holds the other end of its input may still give one."""
+    """STUCK only if the question goes to the program itself. Else an answer would continue it, and whoever holds the
+    other end of its input may still give one."""
     place = place_text(frame_of(view) or frame_of(scene.leader))
     text = f"waiting for keyboard input for {format_duration(scene.now_s - since_s)}{f' at {place}' if place else ''}"
     target = view.reading.wait.target
     is_terminal = target.startswith("/dev/")
+    views = (scene.leader, *scene.workers, *scene.others)
+    asked = next((one for one in views if one.reading.wait.target == other_end_of(target)), None)
+    if asked is not None and asked.reading.wait.is_endless:
+        return _asks_itself(scene, view, asked, since_s)
     if is_terminal and scene.limits.can_type:
         how = "type the answer in the terminal of this run (`jackline watch` shows it)"
+    elif asked is not None:
+        how = f"process {asked.reading.pid} ({name_of(asked)}) has made the terminal {target} and could answer"
     elif is_terminal:
         how = f"it can be answered in the terminal {target}"
     else:
@@ -86,6 +94,27 @@ def _asking(scene: Scene, view: ProcessView, since_s: float) -> Verdict:
     kind: Kind = "WAITING" if is_terminal else "SUSPECT"
     words = f"{text} (process {view.reading.pid}); {how}"
     return Verdict(kind, "KEYBOARD", since_s, words, frame_of(scene.leader), view.reading.pid)
+
+
+def _asks_itself(scene: Scene, view: ProcessView, asked: ProcessView, since_s: float) -> Verdict:
+    """pexpect and the like: a process has made a terminal for a program and waits for other words than those that the
+    program has printed to ask for its input. Nobody else can type there."""
+    since_s = max(since_s, scene.state.progress_at_s)
+    for_s, after_s = scene.now_s - since_s, scene.limits.stuck_after_s
+    place, own_place = place_text(frame_of(asked)), place_text(frame_of(view))
+    at, own_at = f" at {place}" if place else "", f" at {own_place}" if own_place else ""
+    text = (
+        f"process {view.reading.pid} ({name_of(view)}) waits for input{own_at} in the terminal "
+        f"{view.reading.wait.target}, which process {asked.reading.pid} ({name_of(asked)}) has made; that one waits "
+        f"for more output{at}: they wait for each other"
+    )
+    frame, pid = frame_of(scene.leader), view.reading.pid
+    if for_s >= after_s:
+        text = f"nothing has moved for {format_duration(for_s)}: {text}"
+        return Verdict("STUCK", "STUCK_CHILD", since_s, text, frame, pid)
+    next_in_s = max(1.0, after_s - for_s)
+    text += f"; if nothing changes, STUCK in {format_duration(next_in_s)}"
+    return Verdict("WAITING", "WAITING_CHILD", since_s, text, frame, pid, "STUCK", next_in_s)
 
 
 def paused(scene: Scene) -> Verdict | None:
@@ -319,6 +348,8 @@ def _waiting_label(scene: Scene) -> tuple[str, str]:
         return "WAITING_NETWORK", f"waiting for the network ({far_end}{rate})"
     if kind in WORKER_WAITS[:4] and scene.workers:
         return "WAITING_CHILD", "waiting for a child process"
+    if is_at_file_lock(scene.leader.stack, wait):
+        return "WAITING_LOCK", waiting_words(scene.leader.stack, wait)
     awaited = awaited_by(scene.leader.stack.main) if scene.leader.stack else ""
     words = {
         "lock": ("WAITING_LOCK", f"waiting for {awaited or 'another thread'}"),

@@ -94,11 +94,13 @@ def make_scene(state: Movement, limits: Thresholds) -> Scene:
 def is_asleep(scene: Scene) -> bool:
     """The main thread sleeps or waits for a thread that does and has no live workers, or it waits for a worker that
     sleeps and wakes up again and again. A sleep ends by itself, so the verdict can wait."""
-    if not live(scene.workers):
+    # A server that waits for clients (a TensorBoard beside the training) is no worker that others wait for.
+    workers = [view for view in live(scene.workers) if scene.now_s - view.listened_at_s > _RECENT_S]
+    if not workers:
         return is_main_asleep(scene) or bool(_awaited_sleepers(scene))
     # Between two short sleeps it may be seen running.
     is_waiting = scene.leader.reading.wait.kind in WORKER_WAITS or is_main_asleep(scene)
-    return is_waiting and any(naps(view, scene.now_s) for view in live(scene.workers))
+    return is_waiting and any(naps(view, scene.now_s) for view in workers)
 
 
 def is_main_asleep(scene: Scene) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
+from jackline.diagnosis.waiting import looks_for_file_lock
 from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading, Wait
 from jackline.supervisor.hang.sample import Sample
@@ -24,6 +25,8 @@ BURST_S = 0.002  # least CPU of real work in a main thread; waking up to check a
 WORK_PER_SLEEP_S = 0.001
 LITTLE_PER_SLEEP_S, LITTLE_CORES = 0.0003, 0.003
 BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, which costs 1 to 3 ms
+# A library that tries a file lock 20 times a second uses 0.01 cores on a busy machine, in uneven parts.
+BURST_BETWEEN_TRIES_S, CORES_BETWEEN_TRIES = 0.025, 0.05
 _POLLS = ("poll", "local_socket", "network")
 _MOST_DELTAS = 15
 # A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
@@ -164,9 +167,11 @@ def _are_others(before: ProcessReading, after: ProcessReading) -> bool:
 
 
 def _is_working(old: ProcessView, spent_s: float | None, span_s: float) -> bool:
-    burst_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S
+    burst_s, cores = BURST_WHEN_SIGNALLED_S if old.is_signalled else BURST_S, CPU_CORES
+    if looks_for_file_lock(old.stack):
+        burst_s, cores = BURST_BETWEEN_TRIES_S, CORES_BETWEEN_TRIES
     usual_s = _median(old.main_deltas_s)
-    return spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= CPU_CORES)
+    return spent_s is not None and (spent_s >= usual_s + burst_s or spent_s / span_s >= cores)
 
 
 def _is_repeating(old: ProcessView, process: ProcessReading, spent_s: float | None) -> bool:
@@ -182,7 +187,7 @@ def _is_little(old: ProcessView, process: ProcessReading, spent_s: float | None,
 
 def _spent_per_sleep_s(old: ProcessView, process: ProcessReading, spent_s: float | None) -> float:
     before, after = old.reading.main_sleeps, process.main_sleeps
-    if spent_s is None or before is None or after is None:
+    if spent_s is None or before is None or after is None or looks_for_file_lock(old.stack):
         return 0.0
     caused_s = BURST_WHEN_SIGNALLED_S if old.is_signalled else 0.0
     return (spent_s - caused_s) / max(1, after - before)

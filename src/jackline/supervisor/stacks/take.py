@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
+from jackline.diagnosis.waiting import around_tries
 from jackline.immutable import immutable
 from jackline.machine.host import find_program
 from jackline.machine.proc import catches_signal, is_python, list_threads, read_command, read_environ, read_wait
@@ -100,7 +101,7 @@ def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -
 def main_hash(stack: ProcessStack) -> str:
     """A hash that is equal, in this process, while the main thread is at the same place; '' when its frames are not
     known."""
-    return _hash([stack.main] if stack.main else [])
+    return _hash([replace(stack.main, frames=around_tries(stack.main))] if stack.main else [])
 
 
 def others_hash(stack: ProcessStack) -> str:
