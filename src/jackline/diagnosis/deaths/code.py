@@ -52,8 +52,15 @@ _HINTS = (
         "a file grew over its limit: `ulimit -f unlimited`, or a file system that allows larger files",
     ),
     (
-        r"failed finding central directory|PytorchStreamReader failed|HeaderTooLarge|MetadataIncompleteBuffer"
-        r"|checkpoint file is corrupted|InvalidHeaderDeserialization|Ran out of input",
+        # 118, 60 and 123 are the letters v, < and { with which a Git LFS pointer, HTML and JSON begin.
+        r"deserializing header|HeaderToo(?:Large|Small)|InvalidHeader|invalid load key"
+        r"|Unsupported operand (?:118|60|123)\b",
+        "that file is no weights or not whole: a Git LFS pointer of 130 bytes (`git lfs pull`), an error page, a "
+        "download or a save that was cut off. Look at its size and head; then fetch it again or use another one",
+    ),
+    (
+        r"failed finding central directory|PytorchStreamReader failed|(?i:metadata ?incomplete ?buffer)"
+        r"|checkpoint file is corrupted|Ran out of input",
         "that file is not whole, as after a kill or a full disk during its save: use an older checkpoint",
     ),
     (
@@ -326,9 +333,10 @@ def keyboard_input(error: ErrorText, evidence: Evidence) -> Finding | None:
 def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
     """Quotes the program's last line, because it may print a traceback, continue and end for another reason.
     Launchers and Python itself add tracebacks of their own afterwards; those do not count."""
-    lines = [line.strip() for line in evidence.output_tail if line.strip()]
+    lines = [line.strip() for line in evidence.output_tail if re.search(r"\w", line)]  # no frames of boxes
     later = evidence.output_tail[chain.end :]
-    if not lines or lines[-1].endswith(chain.last.first_line) or any(_TRACEBACK in line for line in later):
+    is_told = any(lines and lines[-1].endswith(error.first_line) for error in chain.errors)
+    if not lines or is_told or any(_TRACEBACK in line for line in later):
         return ()
     return (f"its last line: {lines[-1][:200]}",)
 

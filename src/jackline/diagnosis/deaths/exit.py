@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
 from jackline.diagnosis.deaths.evidence import GO_ON, Cause, Confidence, Evidence, Finding
-from jackline.diagnosis.deaths.sentences import memory_line, memory_lines, ran_line
+from jackline.diagnosis.deaths.sentences import at_place, memory_line, memory_lines, place_line, ran_line
 from jackline.diagnosis.deaths.signal import signal_name
+from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.packages import install_hint, package_of
 from jackline.errors import EXIT_STOPPED
 from jackline.units import format_bytes, format_duration
@@ -14,6 +16,9 @@ from jackline.units import format_bytes, format_duration
 _ARGPARSE = re.compile(r"^(\S+): error: (.+)$")
 _CLICK = re.compile(r"^Error: (.+)$")
 _NOT_FOUND = re.compile(r"(?:^|: )([^:\s]+): (?:command )?not found$")
+# 'launch.sh: line 7: nvcc: command not found' of bash, 'launch.sh: 7: nvcc: not found' of dash.
+_SHELL_SAYS = re.compile(r"^(?P<file>[^\s:]+): (?P<word>line )?(?P<line>\d+): (?P<what>\S.*)$")
+_SHELLS, _SCRIPTS = ("bash", "sh", "dash", "zsh", "ksh"), (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _NO_FILE = re.compile(r"can't open file '?([^':]+)'?: \[Errno 2\]")
 _NO_MODULE = re.compile(r"^\S*python[\d.]*: No module named (\S+)$")
 _SHELL_SIGNALS = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 31})
@@ -45,7 +50,11 @@ _SCHEDULERS: tuple[tuple[re.Pattern[str], Cause, str, str], ...] = (
 # Of compilers, R, Julia, shells and loggers. The first of several began it.
 _ERROR_LINE = re.compile(
     r"^(?:\S+: )?(?:[Ff]atal )?[Ee]rror(?: in \S+)?\s*:|^Error in |^ERROR:|: (?:fatal )?error: |\[ERROR\]"
-    r"|\| ?ERROR ?\|| - ERROR - |^(?:ERROR|FATAL|CRITICAL)\b"
+    r"|\| ?(?:ERROR|CRITICAL) ?\|| - (?:ERROR|CRITICAL) - |\[CRITICAL\]|^(?:ERROR|FATAL|CRITICAL)\b"
+    # A time before the level, as logging and many loggers write it; a JSON record; glog of C++ libraries.
+    r"|^\W*\d[\dT:.,/+Z -]*[\s|\]]+\W?(?:ERROR|FATAL|CRITICAL)\b"
+    r"|\"(?:level|levelname|severity)\": ?\"(?:error|fatal|critical)\"|^[EF]\d{4} \d\d:\d\d:\d\d",
+    re.MULTILINE,
 )
 _NOT_FINITE = re.compile(r"(?:\bnan\b|\binf\b|\binfinit[ey]\b|non-?finite|not finite)", re.IGNORECASE)
 _GIVES_UP = re.compile(
@@ -138,14 +147,26 @@ def command_not_found(evidence: Evidence) -> Finding | None:
         hint = (
             f"look at the spelling, or install it: which {named[1]}" if named else "look at the spelling and at PATH"
         )
-        return Finding(
-            "command_not_found", "certain", f"{who} was not found (exit code 127)", ran_line(evidence), hint
-        )
+        place = _shell_place(named.string) if named else None
+        title = f"{who} was not found{at_place(place)} (exit code 127)"
+        detail = (*place_line(place), *ran_line(evidence))
+        return Finding("command_not_found", "certain", title, detail, hint, place=place)
     if evidence.exit_code == 126:
-        title = "the command cannot be executed (exit code 126)"
+        place = next((found for line in reversed(tail) if (found := _shell_place(line))), None)
+        title = f"the command cannot be executed{at_place(place)} (exit code 126)"
         hint = "make it executable (chmod +x FILE) or put its interpreter in front: python FILE"
-        return Finding("command_not_found", "certain", title, ran_line(evidence), hint)
+        detail = (*place_line(place), *ran_line(evidence))
+        return Finding("command_not_found", "certain", title, detail, hint, place=place)
     return None
+
+
+def _shell_place(line: str) -> Frame | None:
+    """The line of a shell script that its shell complains about."""
+    found = _SHELL_SAYS.match(line.strip())
+    if found is None or PurePath(found["file"]).name.lstrip("-") in _SHELLS:
+        return None  # its line is one of the command itself
+    is_script = bool(found["word"]) or "/" in found["file"] or found["file"].endswith(_SCRIPTS)
+    return Frame("", found["file"], int(found["line"]), "", is_user=True) if is_script else None
 
 
 def module_not_found(evidence: Evidence) -> Finding | None:
@@ -243,9 +264,12 @@ def exit_code(evidence: Evidence) -> Finding:
     # That it ended with this code is certain; why it did is not known.
     detail = (*_last_line(evidence), *ran_line(evidence))
     said = next((line.strip() for line in evidence.output_tail[-8:] if _ERROR_LINE.search(line)), "")
+    last = next((line for line in reversed(evidence.output_tail) if line.strip()), "")
+    place = _shell_place(last)  # set -u, a syntax error, a builtin that failed: the shell's last words
+    said = said or (last.strip() if place else "")
     if said and known is None:
         title = f"ended with exit code {evidence.exit_code} after this line: {said[:240]}"
-    return Finding("exit_code", "likely" if known or said else "not sure", title, detail, hint)
+    return Finding("exit_code", "likely" if known or said else "not sure", title, detail, hint, place=place)
 
 
 def _last_line(evidence: Evidence) -> tuple[str, ...]:
