@@ -194,3 +194,38 @@ def test_nothing_is_said_without_evidence(threads: list[ThreadStack]) -> None:
 @pytest.mark.parametrize("text", [None, "def broken(:\n", "\0"])
 def test_a_source_that_cannot_be_read_explains_nothing(text: str | None) -> None:
     assert explain_locks([thread("main", 3, 8), thread("w", 12)], lambda file: text) == []
+
+
+def test_the_advice_about_a_child_is_made_from_what_the_child_waits_for() -> None:
+    verdict = Verdict("STUCK", "STUCK_CHILD", 5.0, "nothing has moved for 1 min: ...", None, 8)
+    endless = Wait("lock", is_endless=True)
+
+    def advised(child: ProcessReading, role: str = "", native_text: str = "") -> tuple[str, ...]:
+        stacks = (ProcessStack(7, "python train.py"), ProcessStack(8, "python train.py", role=role))
+        return advice(verdict, stacks, TreeReading(1.0, (reading(7), child)), native_text)[1:-1]
+
+    assert advised(reading(8, ppid=7)) == ()
+    assert advised(reading(8, ppid=7), role="DataLoader worker 1")[0].startswith("with a DataLoader: ")
+    far = reading(8, ppid=7, comm="git-remote-http", wait=Wait("network", "10.0.0.3:443"))
+    assert advised(far) == (
+        "process 8 (git-remote-http) waits for a far end that does not answer (10.0.0.3:443): give it a timeout",
+    )
+    inside = (
+        'process 7\nThread 7 (idle)\n    read (libc.so.6)\nprocess 8\nProcess 8: python\n\nThread 8 (idle): "Main"\n'
+        "    0x7f5e7fa1e073 (libgomp.so.1)\n    sgemm_ (libtorch_cpu.so)\n"
+    )
+    (words,) = advised(reading(8, ppid=7, num_threads=1, wait=endless), native_text=inside)
+    assert words.startswith(
+        "process 8 waits in libgomp.so.1 for other threads, and it has none: a fork does not take"
+    )
+    assert advised(reading(8, ppid=7, num_threads=3, wait=endless), native_text=inside) == ()
+    assert advised(reading(8, ppid=7, num_threads=1), native_text=inside) == ()
+
+
+def test_the_advice_about_a_file_lock_is_how_to_find_its_holder() -> None:
+    words = (
+        "nothing has moved for 1 min: the main thread (pid 7) is waiting for a file lock that another process holds"
+    )
+    assert advice(Verdict("STUCK", "STUCK_LOCK", 5.0, words, None, 7))[0].startswith(
+        "`lsof FILE` or /proc/locks names"
+    )

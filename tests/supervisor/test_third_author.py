@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.readings import Wait
-from jackline.supervisor.hang.verdict import Verdict
+from jackline.supervisor.hang.text import view_text
+from jackline.supervisor.hang.verdict import Judge, Verdict
+from jackline.supervisor.hang.views import new_view
 from tests.supervisor.worlds import Proc, World, alarms, first, play
 
 TRIES = (
@@ -33,7 +35,10 @@ def tries_a_lock(cpu_per_s: tuple[float, ...]) -> tuple[World, object]:
 def test_the_tries_of_a_file_lock_are_no_work() -> None:
     world, step = tries_a_lock((0.004, 0.005, 0.016, 0.004, 0.021))
     verdicts = play(world, 320, step=step)
-    assert first(verdicts, "STUCK") != -1 or first(verdicts, "SUSPECT") != -1, alarms(verdicts)
+    assert first(verdicts, "SUSPECT") == 241
+    holder = Proc(8, ppid=7, wait=Wait("sleep", is_endless=True))
+    world.processes.append(holder)
+    assert alarms(play(world, 320, step=step)) == ["STUCK STUCK_LOCK"]
     assert verdicts[100].text.startswith("waiting for a file lock that another process or another part of this one")
     assert "; nothing has moved for 1 min 39 s; if nothing changes, SUSPECT in " in verdicts[100].text
 
@@ -81,3 +86,56 @@ def test_a_server_beside_a_program_that_sleeps_again_and_again_changes_nothing()
     assert (first(lives(), "SUSPECT"), first(lives(), "STUCK")) == (240, -1)
     assert (first(lives(board), "SUSPECT"), first(lives(board), "STUCK")) == (240, -1)
     assert first(lives(Proc(8, ppid=7, wait=Wait("lock", is_endless=True))), "STUCK") == 60
+
+
+def test_the_server_of_a_library_waits_for_clients_as_long_as_they_like() -> None:
+    serving = Frame("BaseServer.serve_forever", "/usr/lib/python3.11/socketserver.py", 232, "selector.select()")
+    program = Proc(
+        7, wait=Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5), main_cores=0.0001, main_sleeps=2.0
+    )
+    assert first(play(World([program]), 1000), "SUSPECT") == 480, "a loop of one's own waits for somebody to connect"
+    program = replace(program, inside=(serving,))
+
+    def step(second: int) -> None:  # seen between two waits now and then
+        program.wait = Wait("running") if second % 7 == 0 else Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5)
+
+    assert alarms(play(World([program]), 1000, step=step)) == []
+
+
+def test_a_worker_that_computes_is_told_with_its_line() -> None:
+    waiting = Proc(7, wait=Wait("pipe"), source="for n in pool.imap(tokenise, files):")
+    worker = Proc(8, ppid=7, main_cores=0.9, wait=Wait("running"), line=40, source="rows.sort()")
+    judge, world = Judge(), World([waiting, worker])
+    for second in range(20):
+        found = judge.add(world.sample(second))
+        world.live()
+    assert (found.kind, found.label) == ("BUSY", "WAITING_CHILD")
+    assert "while process 8 (python) works at /me/p8.py:40 `rows.sort()` (0.9 cores)" in found.text
+    assert judge.at_work() == "process 8 (python) works at p8.py:40"
+    worker.main_cores, worker.wait = 0.0, Wait("lock")
+    for second in range(20):
+        judge.add(world.sample(second))
+        world.live()
+    assert judge.at_work() == ""
+
+
+def managers(file: str) -> str:
+    return f"/usr/lib/python3.11/multiprocessing/{file}.py"
+
+
+def test_the_server_of_a_manager_is_told_by_the_calls_that_wait_in_it() -> None:
+    def call(tid: int, name: str, *inner: Frame) -> ThreadStack:
+        serving = Frame("Server.serve_client", managers("managers"), 273, "res = function(*args, **kwds)")
+        return ThreadStack(tid, name, (*inner, serving), wait="lock" if not inner else "local_socket")
+
+    recv = Frame("Connection._recv", managers("connection"), 395, "chunk = read(handle, remaining)")
+    frames = (
+        Frame("Event.wait", "/usr/lib/python3.11/threading.py", 629, "signaled = self._cond.wait(timeout)"),
+        Frame("BaseManager._run_server", managers("managers"), 600, "server.serve_forever()"),
+    )
+    threads = (call(9, "Process-3"), call(10, "MainProcess"), call(11, "Process-4", recv))
+    stack = ProcessStack(8, "python", (ThreadStack(8, "MainThread", frames, True, "lock"), *threads))
+    view = replace(new_view(Proc(8).reading(), 0.0), stack=stack)
+    assert view_text(view) == "is serving, and in it the call of 'Process-3' and of 'MainProcess' waits for a lock"
+    idle = replace(stack, threads=(stack.threads[0], threads[2]))
+    assert view_text(replace(view, stack=idle)).startswith("is waiting for a signal of another thread")

@@ -42,13 +42,14 @@ def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictReco
     return replace(record, deadlock=tuple(asdict(member) for member in members)) if members else record
 
 
-def now_record(doing: Doing | None) -> records.NowRecord:
+def now_record(doing: Doing | None, worker: str = "") -> records.NowRecord:
     if doing is None:
         return records.NowRecord()
     frame = doing.frame
     if frame is None:
-        return records.NowRecord(doing.what)
-    return records.NowRecord(doing.what, frame.file, frame.line, frame.function, frame.source.strip())
+        return records.NowRecord(doing.what, worker=worker or None)
+    source = frame.source.strip()
+    return records.NowRecord(doing.what, frame.file, frame.line, frame.function, source, worker or None)
 
 
 def memory_record(memory: MemoryWatch, grows: Frame | None) -> records.HostMemoryRecord:

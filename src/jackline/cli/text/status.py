@@ -242,7 +242,7 @@ def _place_line(view: RunView) -> str:
             where += f" in {safe_text(now.function, 60)}"
         source = f": {safe_text(now.source, 100)}" if now.source else ""
         text = f"{text}, {where}{source}" if text else f"{where}{source}"
-    return text
+    return f"{text}; {safe_text(now.worker, 120)}" if now.worker else text
 
 
 def verdict_line(view: RunView) -> str:

@@ -236,6 +236,8 @@ def _activity(state: SupervisorRecord, session: SessionRecord, now_s: float, *, 
     if now.file:
         source = f" `{safe_text(now.source, 80)}`" if now.source and is_all else ""
         parts.append(_Part(f"{safe_text(now.file.rsplit('/', 1)[-1], 60)}:{now.line}{source}", 3 if is_all else 5))
+    if is_all and now.worker:
+        parts.append(_Part(safe_text(now.worker, 100), 4))
     if is_all:
         parts.append(_Part(f"cpu {state.cpu_cores or 0.0:.1f}", 4))
         for name, rate in (("disk", state.disk_bytes_per_s), ("net", state.net_bytes_per_s)):

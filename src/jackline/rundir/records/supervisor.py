@@ -52,6 +52,7 @@ class NowRecord:
     line: int | None = None
     function: str | None = None
     source: str | None = None
+    worker: str | None = None  # who works while the main process waits: 'process 12 works at data.py:40'
 
 
 @immutable

@@ -32,7 +32,11 @@ def heartbeat_line(state: SupervisorRecord, *, width: int | None = None) -> str:
     """Made from supervisor.json: elapsed time, activity, code line, and figures; cut to `width` if given."""
     now, verdict = state.now, state.verdict
     elapsed_s = (state.at_s or 0.0) - (state.started_at_s or 0.0)
-    parts = [format_duration(max(0.0, elapsed_s)), *_progress_words(state), now.what or "running"]
+    parts = [
+        format_duration(max(0.0, elapsed_s)),
+        *_progress_words(state),
+        f"{now.what or 'running'}{f' ({now.worker})' if now.worker else ''}",
+    ]
     if now.file:
         source = f" `{_cut(now.source)}`" if now.source else ""
         parts.append(f"{now.file.rsplit('/', 1)[-1]}:{now.line}{source}")

@@ -208,7 +208,7 @@ class AttemptWatch:
             started_at_s=self.command.started_at_s,
             silent_s=round(self.silent_s(now_s), 1),
             verdict=verdict_record(self.verdict, now_s),
-            now=now_record(self.doing),
+            now=now_record(self.doing, self.hang.judge.at_work()),
             cpu_cores=round(self.rates.cpu_cores, 2),
             disk_bytes_per_s=round(self.rates.disk_bytes_per_s),
             net_bytes_per_s=round(self.rates.net_bytes_per_s),

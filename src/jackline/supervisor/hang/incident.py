@@ -5,6 +5,7 @@ Owns the layout of incident-N.txt and the advice per label. Does not take stacks
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,10 +38,7 @@ _ADVICE = {
         "the far end does not answer; give the call a timeout and retry it",
         "check the address and the proxy, and whether the server is up",
     ),
-    "STUCK_CHILD": (
-        "the process named above does not continue, and the main process waits for it",
-        "with a DataLoader: try num_workers=0 to see the error itself, or set timeout=",
-    ),
+    "STUCK_CHILD": ("the process named above does not continue, and the main process waits for it",),
     "STUCK_DISK": ("a disk or network file system does not answer; `df` and `dmesg` may tell which",),
     "STOPPED": ("somebody stopped it (SIGSTOP, Ctrl-Z, a debugger); `kill -CONT PID` continues it",),
     "STOPPED_CHILD": ("somebody stopped a worker that the main process waits for; `kill -CONT PID` continues it",),
@@ -79,7 +77,7 @@ def incident_text(
         lines += [*(f"  - {sentence}" for sentence in found.story), ""]
     elif locks:
         lines += ["Who waits for whom (read from the source, not verified)", *(f"  - {line}" for line in locks), ""]
-    lines += ["What to do next", *(f"  - {line}" for line in advice(verdict)), ""]
+    lines += ["What to do next", *(f"  - {line}" for line in advice(verdict, stacks, tree, native_text)), ""]
     lines += [f"Processes ({len(tree.processes)})", *_process_lines(tree, stacks), ""]
     lines += ["Stacks, innermost line first; > marks your own code", ""]
     for stack in stacks:
@@ -89,9 +87,51 @@ def incident_text(
     return "\n".join(lines)
 
 
-def advice(verdict: Verdict) -> tuple[str, ...]:
+def advice(
+    verdict: Verdict, stacks: Sequence[ProcessStack] = (), tree: TreeReading | None = None, native_text: str = ""
+) -> tuple[str, ...]:
     known = _ADVICE.get(verdict.label, ("look at the innermost of your own lines below: it does not return",))
+    if verdict.label == "STUCK_LOCK" and "file lock" in verdict.text:
+        known = (
+            "`lsof FILE` or /proc/locks names the process that holds that lock: an earlier run that still lives?",
+        )
+    if verdict.label == "STUCK_CHILD":
+        known += tuple(_about_children(stacks, tree.processes if tree else (), native_text))
     return (*known, "`jackline why` samples the stacks again; `jackline stop` saves and ends it")
+
+
+def _about_children(
+    stacks: Sequence[ProcessStack], processes: Sequence[ProcessReading], native_text: str
+) -> Iterator[str]:
+    """By what the children themselves wait for."""
+    pids = {process.pid for process in processes}
+    children = [process for process in processes if process.ppid in pids]
+    if any(stack.role.startswith("DataLoader worker") for stack in stacks):
+        yield "with a DataLoader: try num_workers=0 to see the error itself, or set timeout="
+    far = next((one for one in children if one.wait.kind == "network" and "listening" not in one.wait.target), None)
+    if far is not None:
+        whom = f" ({far.wait.target})" if far.wait.target else ""
+        yield f"process {far.pid} ({far.comm}) waits for a far end that does not answer{whom}: give it a timeout"
+    for child in children:
+        pool = thread_pool_of(child.pid, native_text)
+        if pool and child.num_threads == 1 and child.wait.kind == "lock" and child.wait.is_endless:
+            yield (
+                f"process {child.pid} waits in {pool} for other threads, and it has none: a fork does not take the "
+                "threads of a library along. Use the start method 'spawn', or let the parent compute with one thread "
+                "(torch.set_num_threads(1)) before it forks"
+            )
+            return
+
+
+_POOLS = re.compile(r"\((lib(?:gomp|iomp5|omp|mkl_\w+|openblas\w*|tbb\w*)[-.\w]*\.so[.\d]*)\)$")
+
+
+def thread_pool_of(pid: int, native_text: str) -> str:
+    """The library with threads of its own in which the innermost native frame of a process is; '' for none."""
+    section = native_text.partition(f"process {pid}\n")[2]
+    inner = (line for line in section.partition("Thread ")[2].splitlines()[1:4] if line.startswith(" "))
+    found = _POOLS.search(next(inner, ""))
+    return found[1] if found else ""
 
 
 def _process_lines(tree: TreeReading, stacks: Sequence[ProcessStack]) -> Iterator[str]:

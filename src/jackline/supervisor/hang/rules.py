@@ -41,7 +41,7 @@ from jackline.supervisor.hang.scene import (
     still_moving,
     stuck_label,
 )
-from jackline.supervisor.hang.text import collective_of, frame_of, name_of, place_text, view_text
+from jackline.supervisor.hang.text import collective_of, frame_of, name_of, place_text, view_text, work_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
 from jackline.units import format_bytes, format_duration
 
@@ -280,7 +280,7 @@ def busy(scene: Scene) -> Verdict | None:
         return Verdict("BUSY", "RUNNING_NATIVE", since_s, text, frame_of(leader), leader.reading.pid)
     busiest = max(scene.workers, key=lambda view: view.main_cores, default=None)
     is_child = busiest is not None and busiest.main_cores >= 0.05
-    whom = f"process {busiest.reading.pid} ({busiest.reading.comm}) works" if busiest and is_child else "others work"
+    whom = work_text(busiest) if busiest and is_child else "others work"
     text = f"waiting at {place} for {for_words} while {whom} ({state.rates.cpu_s:.1f} cores)"
     label = "WAITING_CHILD" if is_child else "WAITING_LOCK"
     pid = busiest.reading.pid if busiest and is_child else leader.reading.pid

@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Literal
 
 from jackline.diagnosis.frames import Frame, ThreadStack
-from jackline.diagnosis.waiting import effective_wait
+from jackline.diagnosis.waiting import effective_wait, looks_for_file_lock
 from jackline.immutable import immutable
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.movement import Movement
@@ -302,11 +302,17 @@ def is_serving(scene: Scene) -> bool:
     """A loop that waits for clients and wakes up in between, as `serve_forever` does. Without clients it is as good
     as one with them."""
     wait = scene.leader.reading.wait
-    return is_listening(scene) and not wait.is_endless and wait.kind == "network"
+    # Between two waits it may be seen running.
+    return is_listening(scene) and not wait.is_endless and wait.kind in ("network", "running")
+
+
+_SERVERS = ("/socketserver.py", "/werkzeug/", "/gunicorn/", "/waitress/", "/cheroot/")
 
 
 def is_idle_server(scene: Scene) -> bool:
-    """An event loop with a timer that listens for clients; its tasks wait for nothing but the end of a sleep."""
+    """The loop of a server's library, or a listening event loop with a timer whose tasks only sleep."""
+    if is_serving(scene) and _is_inside(main_frames(scene.leader), _SERVERS):
+        return True
     tasks = [task for task in scene.leader.stack.tasks if task.startswith("task ")] if scene.leader.stack else []
     is_idle = all("awaits the end of a sleep" in task for task in tasks)
     return is_listening(scene) and is_idle and _is_timed_loop(scene.leader, scene.now_s)
@@ -322,6 +328,7 @@ def live(views: Sequence[ProcessView]) -> list[ProcessView]:
 
 def stuck_label(scene: Scene) -> str:
     kind = effective_wait(scene.leader.stack, scene.leader.reading.wait).kind
+    kind = "file_lock" if looks_for_file_lock(scene.leader.stack) else kind
     if awaits_ranks(scene.leader):
         return "STUCK_RANKS"
     if kind == "network":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from jackline.diagnosis.doing import MEETING_HINT, meeting, waiting_words
 from jackline.diagnosis.frames import Frame, ThreadStack, innermost_user_frame
@@ -42,12 +43,34 @@ def view_text(view: ProcessView) -> str:
         and not any(one.is_user for one in main.frames)
     ):
         return "is waiting for its next task"
+    if calls := _calls_in_manager(view):
+        return calls
     if words := meeting(view.stack):
         waiting = f"{words}: {MEETING_HINT}"
     elif collective := collective_of(view):
         waiting = f"waiting for other ranks ({collective})"
     words = f"is {waiting or 'running'}"
     return f"{words} at {place}" if place else words
+
+
+def _calls_in_manager(view: ProcessView) -> str:
+    """Of the server of a multiprocessing.Manager, which stands idle while each of its clients has a thread in it."""
+    main = view.stack.main if view.stack else None
+    if view.stack is None or main is None or not any(_is_manager(frame, "_run_server") for frame in main.frames):
+        return ""
+    groups: dict[str, list[str]] = {}
+    for thread in view.stack.threads:
+        serving = next((at for at, frame in enumerate(thread.frames) if _is_manager(frame, "serve_client")), None)
+        inner = thread.frames[:serving] if serving is not None else ()
+        is_idle = any(frame.file.endswith("multiprocessing/connection.py") for frame in inner)
+        if serving is not None and not is_idle and thread.wait.partition(" ")[0] == "lock":
+            groups.setdefault(thread_wait_text(thread), []).append(f"'{thread.name}'")
+    words = [f"the call of {' and of '.join(names[:_MOST_PIDS])} {wait}" for wait, names in groups.items()]
+    return f"is serving, and in it {'; '.join(words)}" if words else ""
+
+
+def _is_manager(frame: Frame, function: str) -> bool:
+    return frame.file.endswith("multiprocessing/managers.py") and frame.function.rpartition(".")[2] == function
 
 
 def other_threads(view: ProcessView) -> list[str]:
@@ -92,6 +115,15 @@ def collective_of(view: ProcessView) -> str:
 
 def name_of(view: ProcessView) -> str:
     return view.stack.role if view.stack and view.stack.role else view.reading.comm
+
+
+def work_text(view: ProcessView, *, is_short: bool = False) -> str:
+    """'process 12 (worker of a Pool) works at data.py:40 `rows.sort()`'; its line is where it was seen last."""
+    rank, frame = view.reading.rank, frame_of(view)
+    who = f"rank {rank.rank} (pid {view.reading.pid})" if rank else f"process {view.reading.pid} ({name_of(view)})"
+    if frame is None or not frame.line:
+        return f"{who} works"
+    return f"{who} works at {f'{PurePath(frame.file).name}:{frame.line}' if is_short else place_text(frame)}"
 
 
 def _group_text(words: str, group: Sequence[ProcessView]) -> str:

@@ -24,8 +24,9 @@ from jackline.supervisor.hang.evidence import evidence_of
 from jackline.supervisor.hang.movement import Movement, note
 from jackline.supervisor.hang.rules import RULES, progress
 from jackline.supervisor.hang.sample import Sample
-from jackline.supervisor.hang.scene import Kind, Scene, Thresholds, Verdict, make_scene
-from jackline.supervisor.hang.views import stands_at_lock
+from jackline.supervisor.hang.scene import WORKER_WAITS, Kind, Scene, Thresholds, Verdict, live, make_scene
+from jackline.supervisor.hang.text import work_text
+from jackline.supervisor.hang.views import busiest_of, stands_at_lock
 
 __all__ = ["Judge", "Kind", "Sample", "Thresholds", "Verdict", "verdict"]
 
@@ -86,6 +87,13 @@ class Judge:
         """The newest stack of a process, with what was read from inside it."""
         view = self._movement.views.get(pid) if self._movement else None
         return view.stack if view else None
+
+    def at_work(self) -> str:
+        """Which process works while the main thread of the leading one waits, and at which line."""
+        if self._scene is None or self._scene.leader.reading.wait.kind not in (*WORKER_WAITS, "lock"):
+            return ""
+        found = busiest_of(live(self._scene.workers))
+        return work_text(found, is_short=True) if found else ""
 
     def has_proof(self) -> bool:
         return self._movement is not None and self._movement.deadlock is not None

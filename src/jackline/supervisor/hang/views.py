@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
@@ -29,6 +29,7 @@ BURST_WHEN_SIGNALLED_S = 0.010  # our own signal makes it write its stacks, whic
 BURST_BETWEEN_TRIES_S, CORES_BETWEEN_TRIES = 0.025, 0.05
 _POLLS = ("poll", "local_socket", "network")
 _MOST_DELTAS = 15
+_RECENT_DELTAS, _RECENT_WORK_S = 5, 0.2
 # A tracer that only looks (py-spy for native stacks) holds a process for milliseconds; a debugger holds it longer.
 TRACED_S = 2.5
 _SAME_END_S = 0.2  # the end of one sleep is read from clocks that differ by less
@@ -254,6 +255,16 @@ def is_idle(view: ProcessView) -> bool:
 def main_frames(view: ProcessView) -> tuple[Frame, ...]:
     main = view.stack.main if view.stack else None
     return main.frames if main else ()
+
+
+def busiest_of(views: Sequence[ProcessView]) -> ProcessView | None:
+    """The process whose main thread has computed most in the last seconds; None when none has."""
+    busiest = max(views, key=_recent_cpu_s, default=None)
+    return busiest if busiest is not None and _recent_cpu_s(busiest) >= _RECENT_WORK_S else None
+
+
+def _recent_cpu_s(view: ProcessView) -> float:
+    return sum(view.main_deltas_s[-_RECENT_DELTAS:])
 
 
 def without_helpers(views: Mapping[int, ProcessView]) -> list[ProcessView]:

@@ -46,6 +46,7 @@ def _maps():
 _ROLES = (
     ("multiprocessing/pool.py", "worker", "worker of a Pool"),
     ("concurrent/futures/process.py", "_process_worker", "worker of a ProcessPoolExecutor"),
+    ("multiprocessing/managers.py", "_run_server", "server of a Manager"),
 )
 
 
