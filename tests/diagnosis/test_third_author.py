@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jackline.diagnosis.deaths.collect import with_sources
 from tests.diagnosis.deaths import best, evidence, run_command, run_script, said
 
 
@@ -96,3 +97,13 @@ def test_the_frame_around_an_exception_group_is_no_last_line(tmp_path: Path) -> 
 def test_what_was_printed_after_the_error_is_still_quoted() -> None:
     output = raised("ValueError: bad record") + "\ngoing on without it\n-----"
     assert "its last line: going on without it" in best(evidence(exit_code=1, output_tail=output.splitlines())).detail
+
+
+def test_a_traceback_of_a_program_that_can_open_no_file_more_has_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def load():\n    return open('x')\nload()\n")
+    frames = f'  File "{tmp_path}/train.py", line 3, in <module>\n{{}}  File "{tmp_path}/train.py", line 2, in load'
+    bare = ("Traceback (most recent call last):", *frames.format("").splitlines(), "OSError: [Errno 24] Too many")
+    found = best(evidence(exit_code=1, output_tail=with_sources(bare)))
+    assert found.detail[0] == f"{tmp_path}/train.py:2 in load: return open('x')"
+    known = ("Traceback (most recent call last):", *frames.format("    load()\n").splitlines(), "OSError: no")
+    assert with_sources(known) == known

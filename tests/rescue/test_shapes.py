@@ -42,6 +42,21 @@ def test_a_script_that_updates_its_weights_by_hand_can_be_asked(tmp_path: Path) 
         cell.end()
 
 
+def test_an_optimizer_that_has_not_stepped_yet_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, time, torch\nmodel = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(model.parameters())\n"
+        "model(torch.ones(1, 2)).sum().backward()\npathlib.Path(os.environ['TRUTH'], 'there').touch()\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    cell = matrix.start_file(tmp_path / "train.py", tmp_path, "stuck")
+    try:
+        cell.wait_for("the first backward pass", (tmp_path / "there").exists)
+        cell.wait_for("its listener", cell.attempt.rescue_door(cell.process.pid).exists)
+        assert cell.ask(0.2).missing == ("the number of steps: its optimizer has not stepped yet",)
+    finally:
+        cell.end()
+
+
 @pytest.mark.slow
 def test_a_script_that_updates_its_weights_by_hand_is_asked_before_a_forward_pass(tmp_path: Path) -> None:
     cell = matrix.start("by_hand", tmp_path, "asked")

@@ -174,7 +174,9 @@ class Rescuer:
         counts = [count for one in found.of("optimizer") if (count := _steps_in_state(one))]
         step = min(counts, default=moment.num_steps)
         if not moment.is_counted:
-            found.missing.append("the number of steps: this script updates its weights without an optimizer of torch")
+            why = "this script updates its weights without an optimizer of torch"
+            why = "its optimizer has not stepped yet" if found.of("optimizer") else why
+            found.missing.append(f"the number of steps: {why}")
         elif self._is_uncounted:
             found.missing.append("the number of steps before Jackline came: its optimizers do not count them")
         place = found.place

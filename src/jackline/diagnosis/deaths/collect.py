@@ -27,6 +27,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\\\)|
 # Compiled where they are used: `status` imports this module, and compiling takes a thousand calls.
 _FATAL = r"(?m)^Fatal Python error: "
 _FAULT_FRAME = r'  File "(.+)", line (\d{1,9}) in .+'
+_FRAME = r'  File "(.+)", line (\d{1,9}), in .+'
 
 
 def oom_delta(before: OomCounters, after: OomCounters) -> tuple[int | None, int | None]:
@@ -89,8 +90,20 @@ def last_output(out_log: Path, raws: Iterable[Path], count: int) -> tuple[str, .
         said = tuple(_as_shown(line) for line in tail_lines(raw, count))
         last = next((line for line in reversed(said) if line.strip()), "")
         if last and not any(line.endswith(last[-200:]) for line in logged):
-            return said
-    return logged
+            return with_sources(said)
+    return with_sources(logged)
+
+
+def with_sources(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """A traceback without any source text, as a program writes it that cannot open one file more, with that text."""
+    frames = {at: match for at, line in enumerate(lines) if (match := re.fullmatch(_FRAME, line))}
+    if any(line.startswith("    ") for at, line in enumerate(lines) if at - 1 in frames):
+        return lines
+    found = []
+    for at, line in enumerate(lines):
+        source = _source_line(frames[at][1], int(frames[at][2])) if at in frames else ""
+        found += [line, f"    {source}"] if source else [line]
+    return tuple(found)
 
 
 def _as_shown(line: str) -> str:
