@@ -107,3 +107,28 @@ def test_a_traceback_of_a_program_that_can_open_no_file_more_has_its_lines(tmp_p
     assert found.detail[0] == f"{tmp_path}/train.py:2 in load: return open('x')"
     known = ("Traceback (most recent call last):", *frames.format("    load()\n").splitlines(), "OSError: no")
     assert with_sources(known) == known
+
+
+def test_a_program_that_was_not_linked_is_not_called_missing() -> None:
+    line = "./trainer: symbol lookup error: ./trainer: undefined symbol: helper"
+    found = best(said(f"starting\n{line}", exit_code=127))
+    assert (found.cause, found.confidence, found.detail[0]) == ("import_error", "certain", line)
+    assert found.title == "a library that ./trainer needs is of another version: a function is missing in it"
+    line = (
+        "./trainer: error while loading shared libraries: libcudnn.so.9: cannot open shared object file: No such file"
+    )
+    assert best(said(line, exit_code=127)).title == "the library libcudnn.so.9 is missing, which ./trainer needs"
+    assert best(said("bye", exit_code=127)).confidence == "likely", "a program may choose that code itself"
+
+
+def test_a_request_that_is_refused_while_hardly_any_memory_is_used_is_looked_at_itself() -> None:
+    thrown = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"
+    fault = "Fatal Python error: Aborted\n\nCurrent thread 0x01 (most recent call first):\n"
+    fault += '  File "/w/index.py", line 7 in build\n'
+    facts = {"exit_code": None, "signal": 6, "fault_text": fault}
+    found = best(said(thrown, peak_memory_bytes=1 << 20, last_memory_bytes=0, **facts))
+    assert found.title == "one request for memory was refused at index.py:7"
+    assert found.hint.startswith(
+        "hardly any memory was in use, so the size that was asked for is the thing to look at"
+    )
+    assert best(said(thrown, **facts)).title == "ran out of memory at index.py:7"

@@ -213,7 +213,7 @@ def test_a_named_pipe_is_a_pipe_when_opened_and_when_read(start: Start, tmp_path
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     opening = start(READY + f"open({str(fifo)!r})")
-    assert wait_of(opening.pid, "pipe").target == "opening a named pipe"
+    assert wait_of(opening.pid, "pipe").target == f"opening {fifo}, a named pipe"
     opening.kill()
     opening.wait()
     reading = start(f"f = open({str(fifo)!r}, 'r+b', buffering=0)\n" + READY + "f.read(1)")

@@ -109,6 +109,7 @@ def table_for(machine: str | None = None) -> dict[int, str]:
     return _TABLES.get(machine or os.uname().machine, {})
 
 
+_LONGEST_PATH = 200
 _MOST_POLLED = 64  # descriptors checked in one poll; the thousands of a server add nothing
 _WORDS: dict[str, Wait] = {
     "lock": Wait("lock"),
@@ -206,8 +207,22 @@ def _from_call(pid: int, number: int, group: str, arguments: list[int]) -> Wait:
     if group == "sync":
         return Wait("disk", read_link(f"/proc/{pid}/fd/{first}") or "", first)
     if group == "open":
-        return Wait("file", "opening a file")
+        path = _path_opened(pid, number, arguments)
+        return Wait("file", f"opening {path}" if path else "opening a file")
     return Wait("file", read_link(f"/proc/{pid}/fd/{first}") or "", first)
+
+
+# The argument that points to the path, of open, creat, openat and openat2.
+_PATH_AT = {"x86_64": {2: 0, 85: 0, 257: 1, 437: 1}, "aarch64": {56: 1, 437: 1}}
+
+
+def _path_opened(pid: int, number: int, arguments: list[int]) -> str:
+    at = _PATH_AT.get(os.uname().machine, {}).get(number)
+    address = arguments[at] if at is not None else 0
+    # It may stand at the end of a page, behind which nothing can be read.
+    data = read_memory(pid, address, min(_LONGEST_PATH, 4096 - address % 4096)) if address else None
+    path = (data or b"").partition(b"\0")[0].decode("utf-8", "replace")
+    return path if path.isprintable() else ""
 
 
 def describe_descriptor(pid: int, fd: int, *, is_reading: bool) -> Wait:
@@ -323,7 +338,7 @@ def _named_pipe(pid: int, tid: int, wait: Wait) -> Wait:
     """A named pipe looks like a file; only the kernel function tells them apart."""
     if classify_wchan(read_text(f"/proc/{pid}/task/{tid}/wchan") or "") != "pipe":
         return wait
-    return Wait("pipe", wait.target if wait.fd is not None else "opening a named pipe", wait.fd)
+    return Wait("pipe", wait.target if wait.fd is not None else f"{wait.target}, a named pipe", wait.fd)
 
 
 def _from_wchan(pid: int, tid: int, state: str) -> Wait:

@@ -45,6 +45,7 @@ def verdict_record(verdict: Verdict | None, now_s: float) -> records.VerdictReco
 def now_record(doing: Doing | None, worker: str = "") -> records.NowRecord:
     if doing is None:
         return records.NowRecord()
+    worker = worker if doing.what.startswith(("waiting", "sleeping")) else ""
     frame = doing.frame
     if frame is None:
         return records.NowRecord(doing.what, worker=worker or None)

@@ -18,6 +18,8 @@ _CLICK = re.compile(r"^Error: (.+)$")
 _NOT_FOUND = re.compile(r"(?:^|: )([^:\s]+): (?:command )?not found$")
 # 'launch.sh: line 7: nvcc: command not found' of bash, 'launch.sh: 7: nvcc: not found' of dash.
 _SHELL_SAYS = re.compile(r"^(?P<file>[^\s:]+): (?P<word>line )?(?P<line>\d+): (?P<what>\S.*)$")
+_NO_LIBRARY = re.compile(r"^(\S+): error while loading shared libraries: (\S+): ")
+_NO_SYMBOL = re.compile(r"^(\S+): symbol lookup error: ")
 _SHELLS, _SCRIPTS = ("bash", "sh", "dash", "zsh", "ksh"), (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _NO_FILE = re.compile(r"can't open file '?([^':]+)'?: \[Errno 2\]")
 _NO_MODULE = re.compile(r"^\S*python[\d.]*: No module named (\S+)$")
@@ -142,6 +144,8 @@ def command_not_found(evidence: Evidence) -> Finding | None:
         hint = "look at the path; the command runs in the folder it was started from"
         return Finding("command_not_found", "certain", f"Python found no file {missing[1]}", ran_line(evidence), hint)
     if evidence.exit_code == 127:
+        if (found := _not_linked(evidence)) is not None:
+            return found
         named = next((match for line in reversed(tail) if (match := _NOT_FOUND.search(line))), None)
         who = f"'{named[1]}'" if named else "the command"
         hint = (
@@ -150,13 +154,29 @@ def command_not_found(evidence: Evidence) -> Finding | None:
         place = _shell_place(named.string) if named else None
         title = f"{who} was not found{at_place(place)} (exit code 127)"
         detail = (*place_line(place), *ran_line(evidence))
-        return Finding("command_not_found", "certain", title, detail, hint, place=place)
+        certainty: Confidence = "certain" if named else "likely"  # a program may choose that code too
+        return Finding("command_not_found", certainty, title, detail, hint, place=place)
     if evidence.exit_code == 126:
         place = next((found for line in reversed(tail) if (found := _shell_place(line))), None)
         title = f"the command cannot be executed{at_place(place)} (exit code 126)"
         hint = "make it executable (chmod +x FILE) or put its interpreter in front: python FILE"
         detail = (*place_line(place), *ran_line(evidence))
         return Finding("command_not_found", "certain", title, detail, hint, place=place)
+    return None
+
+
+def _not_linked(evidence: Evidence) -> Finding | None:
+    """The loader of the system found the program, but not all of the libraries that it was linked with."""
+    for line in reversed(evidence.output_tail[-20:]):
+        missing, symbol = _NO_LIBRARY.search(line), _NO_SYMBOL.search(line)
+        if missing is not None:
+            title = f"the library {missing[2]} is missing, which {missing[1]} needs"
+        elif symbol is not None:
+            title = f"a library that {symbol[1]} needs is of another version: a function is missing in it"
+        else:
+            continue
+        hint = "`ldd FILE` shows which libraries are found: install those it was built with, or set LD_LIBRARY_PATH"
+        return Finding("import_error", "certain", title, (line.strip()[:240], *ran_line(evidence)), hint)
     return None
 
 
@@ -261,14 +281,15 @@ def exit_code(evidence: Evidence) -> Finding:
     hint = _READ_ON
     if known is not None:
         title, hint = f"ended with exit code {evidence.exit_code}: {known[0]}", known[1]
-    # That it ended with this code is certain; why it did is not known.
-    detail = (*_last_line(evidence), *ran_line(evidence))
     said = next((line.strip() for line in evidence.output_tail[-8:] if _ERROR_LINE.search(line)), "")
     last = next((line for line in reversed(evidence.output_tail) if line.strip()), "")
     place = _shell_place(last)  # set -u, a syntax error, a builtin that failed: the shell's last words
     said = said or (last.strip() if place else "")
     if said and known is None:
         title = f"ended with exit code {evidence.exit_code} after this line: {said[:240]}"
+    is_told = bool(said) and known is None and said == last.strip()
+    # That it ended with this code is certain; why it did is not known.
+    detail = (*(() if is_told else _last_line(evidence)), *ran_line(evidence))
     return Finding("exit_code", "likely" if known or said else "not sure", title, detail, hint, place=place)
 
 

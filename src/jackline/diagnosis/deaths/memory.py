@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
-from jackline.diagnosis.deaths.sentences import at_place, less_memory, memory_lines, place_line, ran_line
+from jackline.diagnosis.deaths.sentences import (
+    at_place,
+    less_memory,
+    memory_lines,
+    memory_share,
+    place_line,
+    ran_line,
+)
+from jackline.diagnosis.deaths.signal import fault_place
 from jackline.diagnosis.deaths.traceback_text import ErrorText
 from jackline.units import format_bytes, format_duration
 
@@ -32,6 +40,7 @@ _HOST = re.compile(
     r"|ArrowMemoryError|realloc of size \d+ failed|node running low on memory|java\.lang\.OutOfMemoryError"
     r"|heap out of memory|^Out of memory$|cannot allocate vector of size"
 )
+_HARDLY_USED = 0.25
 _HOST_NEEDED = re.compile(rf"(?:tried to allocate|Unable to allocate) {_SIZE}|realloc of size (\d+)()")
 _ALLOWED = re.compile(rf"{_SIZE} allowed")
 # Where a whole card is the limit, PyTorch prints no cap or one that is nearly all of it.
@@ -121,21 +130,33 @@ def host_memory_error(error: ErrorText, evidence: Evidence) -> Finding | None:
     if not is_memory_error and not _HOST.search(error.text):
         return None
     needed = _first(_HOST_NEEDED, error.text)
-    title = f"ran out of memory{at_place(error.place)}"
+    place = error.place or fault_place(evidence.fault_text)
+    title = f"{'one request for memory was refused' if _is_odd(evidence) else 'ran out of memory'}{at_place(place)}"
     if needed is not None:
         title += f": asked for {format_bytes(needed)} at once"
     return Finding(
         "host_memory_error",
         "certain",
         title,
-        (*place_line(error.place), error.first_line[:200], *memory_lines(evidence)),
+        (*place_line(place), error.first_line[:200], *memory_lines(evidence)),
         _host_hint(needed, evidence),
-        place=error.place,
+        place=place,
     )
+
+
+def _is_odd(evidence: Evidence) -> bool:
+    """Whether the request was refused though hardly any memory was used and nothing grew."""
+    share = memory_share(evidence)
+    return share is not None and share < _HARDLY_USED and evidence.growing_frame is None
 
 
 def _host_hint(needed: int | None, evidence: Evidence) -> str:
     """One allocation that is large by itself, or a little too much after a long growth."""
+    if needed is None and _is_odd(evidence):
+        return (
+            "hardly any memory was in use, so the size that was asked for is the thing to look at: computed wrong "
+            "(negative, an overflow, never set), or above a limit (ulimit -v)"
+        )
     if needed is None and evidence.growing_frame is None:
         return less_memory(evidence)
     limit = evidence.memory_limit_bytes
