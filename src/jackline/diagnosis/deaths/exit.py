@@ -144,8 +144,8 @@ def command_not_found(evidence: Evidence) -> Finding | None:
         hint = "look at the path; the command runs in the folder it was started from"
         return Finding("command_not_found", "certain", f"Python found no file {missing[1]}", ran_line(evidence), hint)
     if evidence.exit_code == 127:
-        if (found := _not_linked(evidence)) is not None:
-            return found
+        if (unlinked := _not_linked(evidence)) is not None:
+            return unlinked
         named = next((match for line in reversed(tail) if (match := _NOT_FOUND.search(line))), None)
         who = f"'{named[1]}'" if named else "the command"
         hint = (
