@@ -90,14 +90,13 @@ def test_a_server_beside_a_program_that_sleeps_again_and_again_changes_nothing()
 
 def test_the_server_of_a_library_waits_for_clients_as_long_as_they_like() -> None:
     serving = Frame("BaseServer.serve_forever", "/usr/lib/python3.11/socketserver.py", 232, "selector.select()")
-    program = Proc(
-        7, wait=Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5), main_cores=0.0001, main_sleeps=2.0
-    )
+    waits = Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5)
+    program = Proc(7, wait=waits, main_cores=0.0001, main_sleeps=2.0)
     assert first(play(World([program]), 1000), "SUSPECT") == 480, "a loop of one's own waits for somebody to connect"
     program = replace(program, inside=(serving,))
 
     def step(second: int) -> None:  # seen between two waits now and then
-        program.wait = Wait("running") if second % 7 == 0 else Wait("network", "listening on 0.0.0.0:80", lasts_s=0.5)
+        program.wait = Wait("running") if second % 7 == 0 else waits
 
     assert alarms(play(World([program]), 1000, step=step)) == []
 
@@ -139,3 +138,27 @@ def test_the_server_of_a_manager_is_told_by_the_calls_that_wait_in_it() -> None:
     assert view_text(view) == "is serving, and in it the call of 'Process-3' and of 'MainProcess' waits for a lock"
     idle = replace(stack, threads=(stack.threads[0], threads[2]))
     assert view_text(replace(view, stack=idle)).startswith("is waiting for a signal of another thread")
+
+
+def test_what_a_rescue_of_a_hang_does_is_no_movement() -> None:
+    """The process is asked to save its state: a thread of ours starts there, and so does a writer."""
+    stuck = Proc(7, wait=Wait("lock", is_endless=True))
+    writer = Proc(8, ppid=7, wait=Wait("running"), main_cores=0.5)
+    world, judge, verdicts = World([stuck]), Judge(), []
+    for second in range(120):
+        is_saving = 62 <= second < 70
+        stuck.other_cores, stuck.disk = (0.4, 1 << 20) if is_saving else (0.0, 0)
+        stuck.num_threads = 5 if is_saving else 4
+        world.processes = [stuck, writer] if second >= 62 else [stuck]
+        if second >= 66:
+            writer.state, writer.wait, writer.main_cores = "Z", Wait("zombie"), 0.0
+        rescued = frozenset({7}) if 62 <= second <= 70 else frozenset()
+        verdicts.append(judge.add(replace(world.sample(second), rescued=rescued)))
+        world.live()
+    assert {verdict.kind for verdict in verdicts[60:]} == {"STUCK"}
+    assert "process 8" not in verdicts[-1].text
+    stuck.line += 10
+    for second in range(120, 125):
+        verdicts.append(judge.add(world.sample(second)))
+        world.live()
+    assert verdicts[-1].kind != "STUCK", "what it does later is its own"

@@ -28,6 +28,7 @@ MAX_HOLD_S = 10.0  # before the first signal of a stop
 MEMORY_BELOW_S = 10.0
 MEMORY_AGAIN_S = 60.0
 _MOST_PROCESSES = 64
+_OF_HANGS = ("stuck", "stop", "time-limit")
 
 
 @immutable
@@ -95,6 +96,7 @@ class Rescuing:
         self._last_s: float | None = None
         self._stall_s = 0.0
         self._is_stuck = self._is_short = False
+        self._were_stuck: frozenset[int] = frozenset()
         self._hold_until_s: float | None = None
         self._memory_asked_s: float | None = None
 
@@ -119,6 +121,13 @@ class Rescuing:
             self._last_s = now_s if self._last_s is None else self._last_s
             if now_s - self._last_s >= next_interval_s(every_s, self._stall_s) and self._ask("every", now_s):
                 self._last_s = now_s
+
+    def take_stuck(self) -> frozenset[int]:
+        """The processes that have been at a rescue of a hang, or at the last one before a stop, since the last call.
+        What they do then is not their own: it must not look as if they moved again."""
+        now = frozenset(asked.pid for asked in self._asked.values() if asked.cause in _OF_HANGS)
+        taken, self._were_stuck = now | self._were_stuck, now
+        return taken
 
     def holds(self, stopping: Stopping, now_s: float) -> bool:
         """Whether the first signal of a stop must wait for a rescue under way. A second Ctrl-C ends the wait."""

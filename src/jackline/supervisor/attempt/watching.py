@@ -317,7 +317,7 @@ class AttemptWatch:
     def _judge(self, now_s: float, late_s: float) -> None:
         output_bytes = sum(tail.num_read_bytes for tail in self.tails.values()) + self.ranks.output_bytes()
         sample = self.hang.make_sample(now_s, late_s, self.tree, self.gpus, (output_bytes, self.marks))
-        sample = replace(sample, elsewhere=self.ranks.elsewhere())
+        sample = replace(sample, elsewhere=self.ranks.elsewhere(), rescued=self.rescuing.take_stuck())
         self.hang.judge_sample(sample)
         self._describe()
 

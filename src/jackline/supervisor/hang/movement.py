@@ -8,7 +8,7 @@ when a GPU counts as working. Does not own verdicts or wording (`verdict`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 
 from jackline.immutable import immutable
@@ -22,6 +22,7 @@ from jackline.supervisor.hang.views import (
     is_paused,
     leader_of,
     new_view,
+    ours_among,
     remembered,
     step_views,
     with_stacks,
@@ -144,7 +145,11 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     at_s = sample.at_s
     span_s = max(1e-3, at_s - before.sample.at_s)
     signalled = {pid for pid, view in before.views.items() if view.is_signalled}
-    did = totals_between(before.sample.tree, sample.tree, signalled=signalled, disturbed=sample.disturbed)
+    ours = ours_among(before.views, sample)
+    left_out = ours | sample.rescued
+    did = totals_between(
+        before.sample.tree, sample.tree, signalled=signalled, disturbed=sample.disturbed, left_out=left_out
+    )
     window = tuple(part for part in before.window if part[0] > at_s - window_s) + ((at_s, span_s, did),)
     rates = sum_totals(part[2] for part in window).per_s(sum(part[1] for part in window))
     active = traffic_between(before.sample.tree, sample.tree).active
@@ -199,7 +204,8 @@ def _main_signs(before: Movement, sample: Sample, views: Mapping[int, ProcessVie
     ]
     if sample.marks > before.sample.marks:
         signs.append("a sign of progress: a step, a bar or a checkpoint")
-    if _live_pids(before.sample.tree) != _live_pids(sample.tree):
+    ours = {pid for pid, view in (*before.views.items(), *views.items()) if view.is_ours}
+    if _live_pids(before.sample.tree, ours) != _live_pids(sample.tree, ours):
         signs.append("a process started or ended")
     # Output is no evidence when every main thread is known to have been asleep: a logger thread wrote it.
     is_logger = all(is_idle(view) for view in views.values())
@@ -211,7 +217,7 @@ def _main_signs(before: Movement, sample: Sample, views: Mapping[int, ProcessVie
 def _is_aside(view: ProcessView, views: Mapping[int, ProcessView]) -> bool:
     """Whether what it does says nothing about the run: a helper, or a process that repeats a little work (a monitor
     does) beside a main thread that waits for a lock of the user's own."""
-    if view.reading.comm in HELPER_COMMS:
+    if view.reading.comm in HELPER_COMMS or view.is_ours:
         return True
     if not view.is_repeating:
         return False
@@ -240,7 +246,8 @@ def _other_signs(
     if woken and any(view is leader_of(views) for view in woken):
         signs.append("threads of the main process hand something on")
     little = [view for view in views.values() if _worked_at_s(view) >= sample.at_s]
-    signs += [f"process {one.reading.pid} works a little" for one in little if one.reading.comm not in HELPER_COMMS]
+    little = [view for view in little if view.reading.comm not in HELPER_COMMS and not view.is_ours]
+    signs += [f"process {view.reading.pid} works a little" for view in little]
     return signs + (["the GPU works"] if gpu_works(sample.gpus, sample.tree, idle_power_w) else [])
 
 
@@ -281,11 +288,11 @@ def _spin_since(before: Movement, sample: Sample, idle_power_w: Mapping[int, flo
     return sample.at_s if before.spin_since_s is None else before.spin_since_s
 
 
-def _live_pids(tree: TreeReading) -> set[tuple[int, int]]:
+def _live_pids(tree: TreeReading, without: Collection[int] = ()) -> set[tuple[int, int]]:
     return {
         (process.pid, process.start_ticks)
         for process in tree.processes
-        if process.state not in ("Z", "X") and process.comm not in HELPER_COMMS
+        if process.state not in ("Z", "X") and process.comm not in HELPER_COMMS and process.pid not in without
     }
 
 

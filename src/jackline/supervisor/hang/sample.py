@@ -42,3 +42,4 @@ class Sample:
     deadlock: Deadlock | None = None
     flight: Flight | None = None
     elsewhere: tuple[FarRank, ...] | None = None  # ranks of other machines; None: not known
+    rescued: frozenset[int] = frozenset()  # processes that we let save their state because they are stuck

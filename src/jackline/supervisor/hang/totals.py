@@ -63,14 +63,19 @@ NOTHING = Totals()
 
 
 def totals_between(
-    before: TreeReading, after: TreeReading, *, signalled: Collection[int] = (), disturbed: Collection[int] = ()
+    before: TreeReading,
+    after: TreeReading,
+    *,
+    signalled: Collection[int] = (),
+    disturbed: Collection[int] = (),
+    left_out: Collection[int] = (),
 ) -> Totals:
     """What the tree did between two readings. A new process counts in full; a counter that fell counts as zero."""
     old = {(process.pid, process.start_ticks): process for process in before.processes}
     span_s = max(1e-3, after.at_s - before.at_s)
     cpu_s = wants_s = disk_bytes = 0.0
     for process in after.processes:
-        if process.comm in HELPER_COMMS:
+        if process.comm in HELPER_COMMS or process.pid in left_out:
             continue
         former = old.get((process.pid, process.start_ticks))
         spent_s = max(0.0, process.cpu_s - (former.cpu_s if former else 0.0))

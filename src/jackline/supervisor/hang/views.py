@@ -69,6 +69,7 @@ class ProcessView:
     is_signalled: bool = False
     ran_at_s: Mapping[int, float] = field(default_factory=dict)  # thread -> when it was last seen to have run
     threads_at_s: float = -math.inf  # when one of its threads last started or ended
+    is_ours: bool = False  # started by a rescue that we asked for
 
 
 def new_view(process: ProcessReading, at_s: float) -> ProcessView:
@@ -95,17 +96,32 @@ def step_views(
     for process in sample.tree.processes:
         old = before.get(process.pid)
         if old is None or old.reading.start_ticks != process.start_ticks:
-            views[process.pid] = new_view(process, sample.at_s)
+            is_ours = process.pid in ours_among(before, sample)
+            views[process.pid] = replace(new_view(process, sample.at_s), is_ours=is_ours)
         else:
-            is_disturbed = process.pid in sample.disturbed
-            view = _step(old, process, sample.at_s, span_s, is_disturbed=is_disturbed)
+            is_disturbed = process.pid in sample.disturbed or process.pid in sample.rescued
+            is_rescued = process.pid in sample.rescued
+            view = _step(old, process, sample.at_s, span_s, is_disturbed=is_disturbed, is_rescued=is_rescued)
             awaited = process.awaited_sockets & old.reading.awaited_sockets & active_sockets
             views[process.pid] = replace(view, moved_at_s=sample.at_s) if awaited else view
     return with_stacks(views, sample)
 
 
+def ours_among(before: Mapping[int, ProcessView], sample: Sample) -> frozenset[int]:
+    """The processes that a rescue has started: a writer, and one that tries what it would save."""
+    ours = {pid for pid, view in before.items() if view.is_ours}
+    for process in sample.tree.processes:
+        old = before.get(process.pid)
+        is_new = old is None or old.reading.start_ticks != process.start_ticks
+        if is_new and (process.ppid in sample.rescued or process.ppid in ours):
+            ours.add(process.pid)
+        elif is_new:
+            ours.discard(process.pid)  # its number was one of ours before
+    return frozenset(ours)
+
+
 def _step(
-    old: ProcessView, process: ProcessReading, at_s: float, span_s: float, *, is_disturbed: bool
+    old: ProcessView, process: ProcessReading, at_s: float, span_s: float, *, is_disturbed: bool, is_rescued: bool
 ) -> ProcessView:
     if is_disturbed and process.state == "t":  # held by our own stack reader
         process = replace(process, state=old.reading.state, wait=old.reading.wait)
@@ -139,7 +155,7 @@ def _step(
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
         worked_at_s=old.worked_at_s if is_disturbed else _worked(old, process, at_s),
         ran_at_s=_ran(old, process, at_s, is_disturbed=is_disturbed),
-        threads_at_s=at_s if _are_others(old.reading, process) else old.threads_at_s,
+        threads_at_s=at_s if not is_rescued and _are_others(old.reading, process) else old.threads_at_s,
     )
 
 
@@ -280,7 +296,7 @@ def leader_of(views: Mapping[int, ProcessView]) -> ProcessView:
 
 
 def _is_helper(view: ProcessView) -> bool:
-    if view.reading.comm in HELPER_COMMS:
+    if view.reading.comm in HELPER_COMMS or view.is_ours:
         return True
     return any(frame.file.endswith("multiprocessing/resource_tracker.py") for frame in main_frames(view))
 
@@ -298,6 +314,9 @@ def with_stacks(views: Mapping[int, ProcessView], sample: Sample) -> dict[int, P
         view = updated.get(stack.pid)
         if view is not None:
             updated[stack.pid] = _with_stack(view, stack, sample.at_s)
+        if view is not None and stack.pid in sample.rescued:  # a thread of ours is among the others
+            others = {"others_hash": view.others_hash, "others_moved_at_s": view.others_moved_at_s}
+            updated[stack.pid] = replace(updated[stack.pid], **others)  # type: ignore[arg-type]
     return updated
 
 
