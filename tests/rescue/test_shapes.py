@@ -13,11 +13,11 @@ from tests.deadline import HANGS_S
 from tests.rescue import matrix
 
 
-def _ended(script: str, way: str, folder: Path, code: int = 1) -> tuple[RescueRecord, str]:
+def _ended(script: str, way: str, folder: Path, *codes: int) -> tuple[RescueRecord, str]:
     """How it was rescued, and its output."""
     cell = matrix.start(script, folder, way)
     try:
-        assert cell.process.wait(HANGS_S) == code, cell.output()
+        assert cell.process.wait(HANGS_S) in (codes or (1,)), cell.output()
         (record,) = read_rescues(cell.attempt)
         assert matrix.compare(record, folder) == "", cell.output()
         return record, cell.output()
@@ -98,12 +98,13 @@ def test_an_exception_that_the_script_handles_by_leaving_is_rescued_with_its_nam
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["exception", "interrupt", "stuck"])
 def test_a_training_in_a_thread_is_rescued(way: str, tmp_path: Path) -> None:
-    """Ctrl-C comes to the main thread, which only waits: the training goes on meanwhile."""
+    """Ctrl-C comes to the main thread, which only waits: the training goes on meanwhile. A daemon thread inside torch
+    aborts the process when Python ends, also without Jackline."""
     if way == "stuck":
         assert matrix.run_cell("in_a_thread", way, tmp_path) == ""
         return
-    code = {"exception": 0, "interrupt": -signal.SIGINT}[way]
-    record, _ = _ended("in_a_thread", way, tmp_path, code)
+    codes = {"exception": (0,), "interrupt": (-signal.SIGINT, -signal.SIGABRT)}[way]
+    record, _ = _ended("in_a_thread", way, tmp_path, *codes)
     assert {part["expression"] for part in record.parts} == {"model", "opt"}
     assert record.is_boundary == (way != "exception")
 
@@ -127,6 +128,6 @@ def test_what_cannot_be_copied_does_not_keep_the_rest_from_being_rescued(way: st
 
 
 def test_a_rescue_at_sigterm_outlives_the_workers_of_a_loader(tmp_path: Path) -> None:
-    record, _ = _ended("its_workers_end_with_it", "sigterm", tmp_path, code=-signal.SIGTERM)
+    record, _ = _ended("its_workers_end_with_it", "sigterm", tmp_path, -signal.SIGTERM)
     assert (record.cause, record.outcome, record.step) == ("sigterm", "saved", 12)
     assert "average" in {part["expression"] for part in record.parts}
