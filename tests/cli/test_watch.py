@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jackline.cli.commands.watch import needs_supervisor
+from jackline.cli.view.afar import LogSince
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, identify
@@ -102,3 +103,18 @@ def test_only_runs_without_supervisor_whose_end_is_unknown_get_a_new_one(run: Ru
     assert needs_supervisor(read_status(run)), "ended, and nobody wrote down how"
     atomic.write_json(run.attempt(1).exit_file, {"exit_code": 3})
     assert not needs_supervisor(read_status(run)), "ended, and written down"
+
+
+def test_only_what_is_new_in_a_far_log_is_shown_also_when_lines_repeat_or_its_beginning_is_cut(run: RunDir) -> None:
+    log = LogSince(run)
+    assert log.read() == b""  # nothing was printed yet
+    run.out_log.write_bytes(b"same\n" * 300)
+    assert log.read() == b"same\n" * 300
+    with run.out_log.open("ab") as file:
+        file.write(b"same\n" * 5 + b"half")
+    assert (log.read(), log.read()) == (b"same\n" * 5, b"")
+    run.out_log.write_bytes(b"".join(b"line %d\n" % number for number in range(500)))
+    log = LogSince(run)
+    assert log.read() == b"".join(b"line %d\n" % number for number in range(300, 500))
+    run.out_log.write_bytes(b"".join(b"line %d\n" % number for number in range(200, 510)))
+    assert log.read() == b"".join(b"line %d\n" % number for number in range(500, 510))

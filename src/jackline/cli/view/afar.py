@@ -12,13 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from jackline.cli.commands.logs import read_on
+from jackline.cli.commands.logs import tail_offset
 from jackline.cli.text.paint import Tone
 from jackline.cli.text.safety import safe_output
 from jackline.cli.view.live_line import live_line
 from jackline.cli.view.screen import MARK, Screen
 from jackline.cli.view.viewer import open_screen
 from jackline.errors import EXIT_FAILED, JacklineError, UsageError
+from jackline.rundir.access.reading import read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import read_session
 from jackline.rundir.registry import is_copy
@@ -32,6 +33,7 @@ LOOK_EVERY_S = 1.0
 RENEW_EVERY_S = 10.0
 SAY_EVERY_S = 60.0  # in a pipe
 SHOWN_LINES = 200
+_MOST_BYTES, _KNOWN_BYTES = 4 << 20, 1000
 _STAMP = re.compile(rb"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\dZ (\[jackline\] )?", re.MULTILINE)
 
 
@@ -39,18 +41,29 @@ class LogSince:
     """What a log says beyond what was shown. A copy holds the end of a long log, so it is found by its last lines."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run = run
+        self._path = run.out_log
+        self._offset = tail_offset(self._path, SHOWN_LINES)
         self._last = b""
 
     def read(self) -> bytes:
-        first = SHOWN_LINES if not self._last else None
-        data = b"".join(read_on(self._run, self._run.out_log, tail=first, follow=False))
-        data = data[: data.rfind(b"\n") + 1]
-        at = data.rfind(self._last) if self._last else 0
-        new = data[at + len(self._last) :] if at >= 0 else data
-        if new:
-            self._last = (self._last + new)[-1000:]
+        """Whole lines. Only what is new is read: a log may have gigabytes, and lie on a network."""
+        try:
+            before = max(0, self._offset - len(self._last))
+            if self._last and read_part(self._path, before, len(self._last)) != self._last:
+                self._offset = self._find_again()
+            data = read_part(self._path, self._offset, _MOST_BYTES)
+        except FileNotFoundError:  # nothing was printed yet
+            return b""
+        new = data[: data.rfind(b"\n") + 1]
+        self._offset += len(new)
+        self._last = (self._last + new)[-_KNOWN_BYTES:]
         return new
+
+    def _find_again(self) -> int:
+        """Where what was not shown begins, in a copy whose beginning was cut off since; 0 if nothing is known."""
+        data = read_part(self._path, 0, _MOST_BYTES)
+        at = data.rfind(self._last)
+        return at + len(self._last) if at >= 0 else 0
 
 
 def follow_from_afar(run: RunDir, copies: Copies | None, *, is_quiet: bool = False) -> int:

@@ -19,7 +19,7 @@ from jackline.checkpoint.format.manifest import Name
 from jackline.checkpoint.mirror.engine import digest_of
 from jackline.checkpoint.mirror.fetch import fetch_newest
 from jackline.checkpoint.mirror.store import Store, open_store, read_small
-from jackline.checkpoint.mirror.stories import fetch_story, find_in_mirror
+from jackline.checkpoint.mirror.stories import fetch_story, find_in_mirror, full_place
 from jackline.checkpoint.place import choose_place
 from jackline.errors import CannotResume
 from jackline.immutable import immutable
@@ -140,10 +140,6 @@ def argv_here(argv: Sequence[str], run: Path, place: str) -> tuple[str, ...]:
         words[_RUN_WORD] = str(run)
         words = [f"mirror={full_place(place)}" if word.startswith("mirror=") else word for word in words]
     return tuple(words)
-
-
-def full_place(place: str) -> str:
-    return place if "://" in place else str(Path(place).expanduser().absolute())
 
 
 def _fetch_checkpoint(store: Store, name: str, here: tuple[Path, RunFile], said: list[str]) -> Path | None:
