@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from jackline.errors import UsageError
-from jackline.review.goodput import MICRO, account, best_saving, use_of
+from jackline.review.goodput import MICRO, account, best_saving, goodput_line, use_of
 from jackline.review.history import AttemptSpan
 from jackline.rundir.records.timeline import TimelineRecord
 from jackline.units import parse_price
@@ -39,6 +39,14 @@ def test_waiting_for_data_and_saving_are_taken_from_the_time_of_steps() -> None:
     found = account([attempt(1, 0, 60)], marks)
     assert found.seconds() == {"productive": 45.0, "data wait": 12.0, "save stall": 3.0}
     assert best_saving(found) == ("data wait cost 20 %: more DataLoader workers, or data prepared before the run")
+
+
+def test_a_run_of_a_moment_gets_no_advice_about_its_time() -> None:
+    """A script of 0.1 s was told that start-up cost 90 % of it."""
+    found = account([attempt(1, 0, 9)], [mark(8, phase="train", step=0), mark(9, phase="train", step=9)])
+    assert found.seconds() == {"productive": 1.0, "start-up": 8.0}
+    assert best_saving(found) == ""
+    assert goodput_line(found) == ""
 
 
 def test_steps_that_were_done_before_the_crash_are_redone() -> None:

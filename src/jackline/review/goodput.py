@@ -17,6 +17,7 @@ from jackline.units import format_duration
 
 MICRO = 1_000_000
 SEEN_FOR_S = 90.0  # a line is written at least each minute: after this the supervisor was not there
+WORTH_US = 10 * MICRO  # nobody changes a run to save less
 
 PRODUCTIVE = "productive"
 # In the order in which they are shown. `stopped` is a person's wish and no loss; `unseen`: nobody was watching.
@@ -233,15 +234,15 @@ def cost_line(found: Account, price_an_hour: float | None) -> str:
 
 
 def goodput_line(found: Account, price_an_hour: float | None = None) -> str:
-    """'94 % of 3 h 2 min was productive; restarts cost 5 %: ...'; '' when nothing was recorded."""
-    if found.goodput is None:
+    """'94 % of 3 h 2 min was productive; restarts cost 5 %: ...'; '' when nothing was recorded, or nothing to gain."""
+    if found.goodput is None or found.wall_us < WORTH_US:
         return ""
     share = f"{100 * found.goodput:.0f} % of {format_duration(found.wall_us / MICRO)} was productive"
     return "; ".join(filter(None, (share, best_saving(found), cost_line(found, price_an_hour))))
 
 
 def best_saving(found: Account) -> str:
-    """The largest loss of time and what would lessen it; '' when it is below one percent."""
+    """The largest loss of time and what would lessen it; '' when it is below one percent or ten seconds."""
     spent = found.microseconds()
     meant = found.wall_us - spent["stopped"]
     if meant <= 0:
@@ -254,7 +255,7 @@ def best_saving(found: Account) -> str:
         groups.pop("start-up")
     name, lost_us = max(groups.items(), key=lambda item: item[1])
     share = lost_us / meant
-    return f"{name} cost {100 * share:.0f} %: {ADVICE[name]}" if share >= 0.01 else ""
+    return f"{name} cost {100 * share:.0f} %: {ADVICE[name]}" if share >= 0.01 and lost_us >= WORTH_US else ""
 
 
 ADVICE = {
