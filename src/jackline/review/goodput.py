@@ -234,7 +234,7 @@ def cost_line(found: Account, price_an_hour: float | None) -> str:
 
 
 def goodput_line(found: Account, price_an_hour: float | None = None) -> str:
-    """'94 % of 3 h 2 min was productive; restarts cost 5 %: ...'; '' when nothing was recorded, or nothing to gain."""
+    """'94 % of 3 h 2 min was productive; restarts cost 5 %: ...'; '' when nothing was recorded, or seconds only."""
     if found.goodput is None or found.wall_us < WORTH_US:
         return ""
     share = f"{100 * found.goodput:.0f} % of {format_duration(found.wall_us / MICRO)} was productive"
