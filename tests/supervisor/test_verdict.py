@@ -153,6 +153,17 @@ def test_a_worker_that_only_checks_a_flag_is_found_later_than_one_that_never_wak
     assert alarms(play(worker_under_shells(), 100)) == ["STUCK STUCK_CHILD"]
 
 
+def test_a_loop_of_naps_that_was_asleep_at_the_first_sample_alone_is_asleep() -> None:
+    """`why --pid --for 1s` said STUCK about a loop that its last sample met between two naps."""
+    trainer = Proc(7, wait=Wait("sleep"))
+
+    def wakes(second: int) -> None:
+        trainer.wait = Wait("lock") if second else Wait("sleep")
+
+    limits = Thresholds(1.0, 1.0, waiting_after_s=1.0, proved_after_s=1.0)
+    assert alarms(play(World([trainer]), 2, step=wakes, thresholds=limits)) in ([], ["SUSPECT SLEEPING"])
+
+
 def test_what_may_be_work_or_the_check_of_a_flag_is_suspect_and_not_stuck() -> None:
     unclear = Proc(7, wait=Wait("sleep"), main_cores=0.0045, main_sleeps=10.0)
     assert alarms(play(World([unclear]), 900)) == ["SUSPECT SLEEPING"]

@@ -38,6 +38,7 @@ from jackline.supervisor.state_record import around_of
 from jackline.units import format_bytes, format_duration
 
 SAMPLE_EVERY_S = 1.0
+_LEAST_SAMPLES = 6  # a loop of naps is between two of them in one sample, not in six
 _MOST_PROCESS_LINES = 12
 
 
@@ -111,7 +112,7 @@ def look_at(pid: int, *, stacks_folder: Path | None, look_s: float) -> Look:
         verdict = judge.add(sample)
         if is_last:
             break
-        time.sleep(SAMPLE_EVERY_S)
+        time.sleep(min(SAMPLE_EVERY_S, look_s / _LEAST_SAMPLES))
     if not tree.processes:
         raise UsageError(f"process {pid} ended while it was looked at", hint="its log may tell why")
     look = _gather(pid, first, tree, stacks, verdict, time.monotonic() - began_s)

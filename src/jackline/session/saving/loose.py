@@ -13,7 +13,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy
@@ -24,7 +24,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from jackline.checkpoint.state.attributes import summarise
-from jackline.session.saving.suspects import frames_of_loop, is_iterator, is_library, look_inside, source_of
+from jackline.session.saving.suspects import (
+    frames_of_loop,
+    is_iterator,
+    is_library,
+    look_inside,
+    nodes_around,
+    source_of,
+)
 
 _MAX_LEAVES = 300
 _MAX_NAMES = 1_000
@@ -47,6 +54,7 @@ class Loose:
         self._event = event
         self._first: Seen = {}
         self._told: set[str] = set()
+        self._fleeting: dict[tuple[CodeType, int], frozenset[str]] = {}  # by line: parsed once, looked at three times
         self._epoch = 0
         self._is_over = False
 
@@ -57,13 +65,38 @@ class Loose:
             return
         self._epoch, self._is_over = epoch, is_new_epoch
         try:
-            names = self._compare(_read(attached), is_first=step == 1)
+            names = self._compare(self._read(attached), is_first=step == 1)
         except Exception as problem:  # an object that cannot be read; it is the user's, and nothing depends on it
             self._is_over = True
             self._event("loose", f"the loop's variables cannot be read ({type(problem).__name__}: {problem})")
             return
         if names:
             self._event("loose", _text(names), is_loud=True)
+
+    def _read(self, attached: Mapping[str, Any]) -> Seen:
+        known = _known(attached)
+        found: Seen = {}
+        for frame in frames_of_loop():
+            fleeting = self._fleeting_in(frame)
+            for name, value in list(frame.f_locals.items()):
+                if len(found) < _MAX_NAMES and not name.startswith("__") and name not in fleeting:
+                    _add(found, name, value, known, _MAX_DEPTH)
+                    for inside, part in look_inside(name, value):
+                        _add(found, inside, part, known, 1)
+        for module in _own_modules():
+            for name, value in list(vars(module).items()):
+                if len(found) < _MAX_NAMES and not name.startswith("__") and not isinstance(value, ModuleType):
+                    _add(found, f"{module.__name__}.{name}", value, known, 1)
+        return found
+
+    def _fleeting_in(self, frame: FrameType) -> frozenset[str]:
+        line = frame.f_code, frame.f_lineno
+        if line not in self._fleeting:
+            tree = source_of(frame)
+            if tree is None:
+                return frozenset(name for name, value in frame.f_locals.items() if not isinstance(value, Dataset))
+            self._fleeting[line] = _fleeting(tree, frame.f_lineno)
+        return self._fleeting[line]
 
     def _compare(self, now: Seen, *, is_first: bool) -> list[str]:
         before, self._first = self._first, now if is_first else self._first
@@ -80,23 +113,6 @@ def _text(names: list[str]) -> str:
         f"changes during training and is in no checkpoint, so a resume starts it over: {', '.join(names[:_NAMED])}"
         f"{more}. Attach it if a later step depends on it (attach(name=object), run.values)"
     )
-
-
-def _read(attached: Mapping[str, Any]) -> Seen:
-    known = _known(attached)
-    found: Seen = {}
-    for frame in frames_of_loop():
-        fleeting = _fleeting(frame)
-        for name, value in list(frame.f_locals.items()):
-            if len(found) < _MAX_NAMES and not name.startswith("__") and name not in fleeting:
-                _add(found, name, value, known, _MAX_DEPTH)
-                for inside, part in look_inside(name, value):
-                    _add(found, inside, part, known, 1)
-    for module in _own_modules():
-        for name, value in list(vars(module).items()):
-            if len(found) < _MAX_NAMES and not name.startswith("__") and not isinstance(value, ModuleType):
-                _add(found, f"{module.__name__}.{name}", value, known, 1)
-    return found
 
 
 def _known(attached: Mapping[str, Any]) -> set[int]:
@@ -203,20 +219,16 @@ def _is_own(value: Any) -> bool:
     return is_written and isinstance(getattr(value, "__dict__", None), dict)
 
 
-def _fleeting(frame: FrameType) -> set[str]:
-    """Names that each pass of the loops around the current line sets before it reads them."""
-    tree = source_of(frame)
-    if tree is None:
-        return {name for name, value in frame.f_locals.items() if not isinstance(value, Dataset)}
+def _fleeting(tree: ast.AST, line: int) -> frozenset[str]:
+    """Names that each pass of the loops around a line sets before it reads them."""
     stored: set[str] = set()
     read_first: set[str] = set()
-    for loop in [node for node in ast.walk(tree) if isinstance(node, _LOOPS)]:
-        if loop.lineno <= frame.f_lineno <= (loop.end_lineno or loop.lineno):
-            flow = _Flow()
-            flow.visit(loop)
-            stored |= flow.stored
-            read_first |= flow.read_first
-    return stored - read_first
+    for loop in [node for node in (tree, *nodes_around(tree, line)) if isinstance(node, _LOOPS)]:
+        flow = _Flow()
+        flow.visit(loop)
+        stored |= flow.stored
+        read_first |= flow.read_first
+    return frozenset(stored - read_first)
 
 
 class _Flow(ast.NodeVisitor):

@@ -83,12 +83,20 @@ def source_of(frame: types.FrameType) -> ast.AST | None:
     if frame.f_code.co_name == "<module>":
         return tree if getattr(tree, "body", None) else None
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    around = [node for node in ast.walk(tree) if isinstance(node, kinds) and _has_line(node, frame.f_lineno)]
+    around = [node for node in nodes_around(tree, frame.f_lineno) if isinstance(node, kinds)]
     return max(around, key=lambda node: node.lineno, default=None)
 
 
-def _has_line(node: ast.stmt | ast.expr, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
+def nodes_around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
+    """The statements and expressions of which `line` is a part. The rest of a long file is not looked into."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, ast.stmt | ast.expr):
+            yield from nodes_around(node, line)
+            continue
+        first = min([node.lineno, *(part.lineno for part in getattr(node, "decorator_list", ()))])
+        if first <= line <= (node.end_lineno or node.lineno):
+            yield node
+            yield from nodes_around(node, line)
 
 
 def _is_start(node: ast.AST, called: set[int], runs: set[str]) -> bool:

@@ -75,7 +75,20 @@ class ProcessView:
 def new_view(process: ProcessReading, at_s: float) -> ProcessView:
     paused_since_s = at_s if _is_held(process) else None
     ran_at_s = dict.fromkeys((tid for tid, _ in process.threads), at_s)
-    return ProcessView(process, at_s, at_s, paused_since_s=paused_since_s, ran_at_s=ran_at_s)
+    view = ProcessView(process, at_s, at_s, paused_since_s=paused_since_s, ran_at_s=ran_at_s)
+    return _with_waits(view, process, at_s)
+
+
+def _with_waits(view: ProcessView, process: ProcessReading, at_s: float) -> ProcessView:
+    """With the time at which it was last seen in each kind of wait: between two waits it is seen in none of them."""
+    wait = process.wait
+    return replace(
+        view,
+        slept_at_s=at_s if wait.kind == "sleep" else view.slept_at_s,
+        polled_at_s=at_s if wait.kind in _POLLS and not wait.is_endless else view.polled_at_s,
+        listened_at_s=at_s if wait.target.startswith("listening on") else view.listened_at_s,
+        disk_at_s=at_s if wait.kind == "disk" else view.disk_at_s,
+    )
 
 
 def _is_held(process: ProcessReading) -> bool:
@@ -137,7 +150,7 @@ def _step(
     is_little = not is_disturbed and _is_little(old, process, spent_s, span_s)
     is_typing = process.wait.kind == "keyboard" or (process.wait.fd == 0 and _asks(old.stack))
     return replace(
-        old,
+        _with_waits(old, process, at_s),
         reading=process,
         moved_at_s=at_s if has_moved else old.moved_at_s,
         is_repeating=is_repeating and not has_news if has_moved else old.is_repeating,
@@ -145,11 +158,7 @@ def _step(
         io_at_s=at_s if has_written or _main_read(old, process) else old.io_at_s,
         keyboard_since_s=(at_s if old.keyboard_since_s is None else old.keyboard_since_s) if is_typing else None,
         paused_since_s=(at_s if old.paused_since_s is None else old.paused_since_s) if is_held else None,
-        slept_at_s=at_s if process.wait.kind == "sleep" else old.slept_at_s,
         num_naps=old.num_naps + (has_moved and old.reading.wait.kind == "sleep"),
-        polled_at_s=at_s if process.wait.kind in _POLLS and not process.wait.is_endless else old.polled_at_s,
-        listened_at_s=at_s if process.wait.target.startswith("listening on") else old.listened_at_s,
-        disk_at_s=at_s if process.wait.kind == "disk" else old.disk_at_s,
         main_deltas_s=(*old.main_deltas_s[-_MOST_DELTAS + 1 :], spent_s or 0.0),
         main_cores=(spent_s or 0.0) / span_s,
         woke_s=0.0 if has_moved else old.woke_s + (spent_s or 0.0),
