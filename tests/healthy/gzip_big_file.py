@@ -1,5 +1,6 @@
 """Compresses a large file in a child program while the parent waits for it."""
 
+# expect: slow=yes
 import subprocess
 import sys
 import time

@@ -1,5 +1,6 @@
 """One sort of a large array inside numpy, over and over, nothing printed."""
 
+# expect: slow=yes needs=numpy
 import time
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The main process waits in Pool.map while two workers compute."""
+"""The main process waits in Pool.map while one worker computes and the other has nothing left to do."""
 
 import multiprocessing
 import time
@@ -14,4 +14,4 @@ def tokenise(seconds: float) -> int:
 
 if __name__ == "__main__":
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        print("tokenised", len(pool.map(tokenise, [1.6] * 18, chunksize=1)))
+        print("tokenised", len(pool.map(tokenise, [13.0, 0.5], chunksize=1)))
