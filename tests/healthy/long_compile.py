@@ -1,5 +1,6 @@
 """A compiler works for a long time in a child of a child; the script waits without a word."""
 
+# expect: slow=yes
 import subprocess
 import sys
 

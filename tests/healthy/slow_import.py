@@ -1,5 +1,6 @@
 """Fifteen seconds of import, as with a cold disk and a large package."""
 
+# expect: slow=yes
 import pathlib
 import sys
 
