@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -84,6 +85,40 @@ def test_a_mirror_is_read_as_a_run(mirror: Path) -> None:
         2,
         f"error: {mirror}/demo is a mirror, and is only read here",
     )
+
+
+def test_programs_wait_for_a_run_through_its_mirror(mirror: Path) -> None:
+    """`wait` and `events -f` see what is uploaded while they wait."""
+    upload(mirror, "demo", 1, "")
+    place = f"{mirror}/demo"
+    now = json.loads(jackline("wait", place, "--timeout", "0s").stdout)
+    assert (now["run"], now["state"], now["met"]) == ("demo", "elsewhere", None)
+    assert now["is_timeout"] and now["text"] == "starting"
+    waiting = [
+        subprocess.Popen(
+            [sys.executable, "-c", FAST, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        for words in (("wait", place), ("events", place, "-f"))
+    ]
+    draft = mirror.parent / "of another machine" / "demo"
+    event = {"at_s": time.time(), "event": "ended", "text": "finished after 3 s"}
+    (draft / "events-supervisor.jsonl").write_text(json.dumps(event) + "\n")
+    atomic.write_json(RunDir(draft).attempt(1).exit_file, {"attempt": 1, "exit_code": 0, "cause": "finished"})
+    (mirror / "demo" / "run-000002.tar.gz").write_bytes(pack_run(RunDir(draft)))
+    ended, told = (process.communicate(timeout=HANGS_S)[0] for process in waiting)
+    assert json.loads(ended)["state"] == "finished"
+    assert [process.returncode for process in waiting] == [0, 0]
+    assert told.endswith("finished after 3 s\n")
+
+
+FAST = """
+import sys
+from jackline.cli import mirrored
+from jackline.cli.main import main
+mirrored.RENEW_EVERY_S = 0.1
+sys.argv[0] = "jackline"
+main()
+"""
 
 
 def test_old_records_are_not_taken_for_life(mirror: Path) -> None:
@@ -240,7 +275,7 @@ class Hanging:
     def names(self, folder):
         if not folder:
             return ["demo", "other"]
-        print("asked", flush=True)
+        os.write(1, b"asked\\n")  # print() writes a line and its end apart, and the other thread between them
         threading.Event().wait()
 stories.open_store = lambda place: Hanging()
 stories.Copies("s3://bucket/runs").renew()
@@ -250,10 +285,11 @@ stories.Copies("s3://bucket/runs").renew()
 def test_ctrl_c_leaves_a_mirror_that_does_not_answer(clean_environment: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
         assert asking.stdout is not None
-        assert [asking.stdout.readline() for _ in range(2)] == [b"asked\n"] * 2  # so the main thread waits for both
+        lines = [asking.stdout.readline() for _ in range(2)]  # so the main thread waits for both
         asking.send_signal(signal.SIGINT)
         _, told = asking.communicate(timeout=HANGS_S)
-        assert b"KeyboardInterrupt" in told
+    assert lines == [b"asked\n"] * 2
+    assert b"KeyboardInterrupt" in told
 
 
 def test_a_state_folder_that_cannot_be_written_to_is_not_the_mirrors_fault(

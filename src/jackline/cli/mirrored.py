@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from jackline.units import format_duration
 if TYPE_CHECKING:
     from jackline.checkpoint.mirror.stories import Copies
 
-RENEW_EVERY_S = 15.0  # records reach a mirror once a minute
+RENEW_EVERY_S = 10.0  # records reach a mirror once a minute
 SLOW_AFTER_S = 2.0
 
 
@@ -69,35 +70,44 @@ def mirror_of(runs_dir: str | None) -> str:
     return place if is_one else ""
 
 
-def renewer_of(word: str | None, runs_dir: str | None) -> Copies | None:
-    """What brings newer records of the run that these words name; None for a run that is no copy."""
+class Renewing:
+    """Brings newer records from now on, in a thread: a store may take long, or never answer, and is asked again."""
+
+    def __init__(self, copies: Copies, name: str | None = None) -> None:
+        """`name`: of one run; without it those of all."""
+        self.trouble = ""
+        self._copies, self._name = copies, name
+        threading.Thread(target=self._work, name="mirror-reader", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(RENEW_EVERY_S)
+            try:
+                self._copies.renew(self._name)
+                self.trouble = ""
+            except JacklineError as problem:
+                self.trouble = problem.message
+            except OSError as problem:
+                self.trouble = str(problem)
+
+
+def keep_renewed(word: str | None, runs_dir: str | None, run: RunDir) -> Renewing | None:
+    """From now on bring newer records of the run that these words name; None for a run that is no copy."""
     from jackline.checkpoint.mirror.stories import Copies, find_in_mirror
 
     place = mirror_of(runs_dir)
     if not place and word is not None and _is_in_mirror(word, runs_folder(runs_dir)):
         with _told_when_slow(word):
             place = find_in_mirror(word)[0]
-    return Copies(place) if place else None
+    return Renewing(Copies(place), run.name) if place else None
 
 
-def keep_renewed(runs_dir: str | None) -> None:
-    """From now on bring newer records while this process lives. A mirror that does not answer is asked again."""
-    place = mirror_of(runs_dir)
-    if not place:
-        return
-    import threading
+def keep_all_renewed(runs_dir: str | None) -> None:
+    """The same for all runs of a mirror that was given as the runs folder."""
+    if place := mirror_of(runs_dir):
+        from jackline.checkpoint.mirror.stories import Copies
 
-    from jackline.checkpoint.mirror.stories import Copies
-
-    copies = Copies(place)
-
-    def renew() -> None:
-        while True:
-            time.sleep(RENEW_EVERY_S)
-            with contextlib.suppress(JacklineError, OSError):
-                copies.renew()
-
-    threading.Thread(target=renew, name="mirror-reader", daemon=True).start()
+        Renewing(Copies(place))
 
 
 def say_age(run: RunDir) -> None:
@@ -130,8 +140,6 @@ def _bring(word: str) -> RunDir:
 
 @contextlib.contextmanager
 def _told_when_slow(place: str) -> Iterator[None]:
-    import threading
-
     timer = threading.Timer(SLOW_AFTER_S, _say, (f"reading the mirror {without_secrets(place)} ...",))
     timer.daemon = True
     timer.start()

@@ -29,7 +29,6 @@ from jackline.rundir.registry import copies_folder
 from jackline.rundir.run_file import check_name
 
 _AT_ONCE = 8
-_WAKES_EVERY_S = 0.2
 _MARK = ".story.json"  # in a copy: which archive it was made from
 _DRAFTS = ".drafts"  # beside the copies of all mirrors: a draft must not be taken for a run
 _DRAFT_IS_LEFT_AFTER_S = 3600.0
@@ -120,8 +119,7 @@ class Copies:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():
-                thread.join(_WAKES_EVERY_S)  # a wait without end may not notice Ctrl-C
+            thread.join()
 
     def _renew_one(self, name: str) -> bool:
         """False for what is no run."""

@@ -8,7 +8,7 @@ import time
 import click
 
 from jackline.cli.adopting import run_of_process
-from jackline.cli.mirrored import find_to_read, renewer_of
+from jackline.cli.mirrored import find_to_read, keep_renewed
 from jackline.cli.options import pid_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import trust_option
@@ -40,7 +40,7 @@ def command(run: str | None, pid: int | None, trust: bool, quiet: bool, runs_dir
     if is_far(found):
         from jackline.cli.view.afar import follow_from_afar
 
-        sys.exit(follow_from_afar(found, renewer_of(run, runs_dir), is_quiet=quiet))
+        sys.exit(follow_from_afar(found, keep_renewed(run, runs_dir, found), is_quiet=quiet))
     sys.exit(watch(found, is_trusted=trust, is_quiet=quiet))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.mirrored import folder_to_read, keep_renewed, mirror_of
+from jackline.cli.mirrored import folder_to_read, keep_all_renewed, mirror_of
 from jackline.cli.options import price_option, runs_dir_option
 from jackline.errors import JacklineError, UsageError
 from jackline.extras import require
@@ -62,7 +62,7 @@ def command(
     folder = folder_to_read(runs_dir)
     address = f"http://127.0.0.1:{taken}/#token={token}"
     print(f"jackline dash: the runs of {mirror_of(runs_dir) or folder}", file=sys.stderr)
-    keep_renewed(runs_dir)
+    keep_all_renewed(runs_dir)
     click.echo(address)
     for host in proxy_hosts:
         print(f"through the proxy: add #token={token} to its address of port {taken} ({host})", file=sys.stderr)

@@ -17,7 +17,8 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import find, json_option, run_argument, runs_dir_option
+from jackline.cli.mirrored import find_to_read, keep_renewed
+from jackline.cli.options import json_option, run_argument, runs_dir_option
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_text
 from jackline.errors import UsageError
@@ -69,7 +70,9 @@ def command(
     jackline events NAME --json --since CURSOR       what is new; each line has the cursor after it
     jackline events NAME -f --json                   until the run is over
     """
-    found = find(run, runs_dir)
+    found = find_to_read(run, runs_dir)
+    if follow:
+        keep_renewed(run, runs_dir, found)
     cursor = parse_cursor(since) if since is not None else None
     write = _write_json if as_json else _write_text
     events, is_cut, cursor = read_events(found, cursor, limit)

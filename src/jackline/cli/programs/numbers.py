@@ -9,9 +9,11 @@ from typing import Any
 
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
+from jackline.rundir.registry import is_copy
 
 _NOT_METRICS = ("step", "at_s", "epoch", "attempt")
 _FIRST_LOOK_BYTES = 64 << 10
+_WHOLE_IN_A_COPY_BYTES, _LAST_BYTES = 2 << 20, 4 << 10
 
 
 class MetricsTail:
@@ -27,7 +29,7 @@ class MetricsTail:
         """Values written since the last call, oldest first."""
         found: dict[str, list[float]] = {}
         for path in self._files():
-            lines = read_lines(path, self._offsets.get(path, 0))
+            lines = read_lines(path, self._begin(path))
             self._offsets[path] = lines.next_offset
             for name, value in self._add(lines.records):
                 found.setdefault(name, []).append(value)
@@ -41,6 +43,14 @@ class MetricsTail:
             self._offsets[path] = lines.next_offset
             records += lines.records
         return records
+
+    def _begin(self, path: Path) -> int:
+        """Where to read on. A copy from a mirror has only the end of a long file, so what was read of the copy before
+        says nothing about this one: the last lines are read, which may have been read already."""
+        size = _size(path)
+        if size > _WHOLE_IN_A_COPY_BYTES and is_copy(self._run):
+            return size - _LAST_BYTES
+        return self._offsets.get(path, 0)
 
     def _files(self) -> list[Path]:
         return sorted(self._run.path.glob("metrics-*.jsonl"))

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import click
 
 import jackline
+from jackline.cli.mirrored import folder_to_read, keep_all_renewed
 from jackline.cli.options import runs_dir_option
 from jackline.cli.programs.conditions import parse_conditions
 from jackline.cli.programs.numbers import MetricsTail
@@ -26,7 +27,7 @@ from jackline.cli.programs.verdict import look, verdict_json
 from jackline.cli.programs.wait import wait_for
 from jackline.errors import JacklineError
 from jackline.extras import require
-from jackline.rundir.find import find_run, list_runs, runs_folder
+from jackline.rundir.find import find_run, list_runs
 from jackline.rundir.layout import RunDir
 
 T = TypeVar("T")
@@ -53,7 +54,9 @@ def command(runs_dir: str | None) -> None:
     Needs the extra: pip install "jackline[mcp]".
     """
     require("`jackline mcp`", "mcp", ("mcp",))
-    make_server(runs_folder(runs_dir)).run("stdio")
+    folder = folder_to_read(runs_dir)
+    keep_all_renewed(runs_dir)
+    make_server(folder).run("stdio")
 
 
 def make_server(folder: Path) -> Any:
@@ -73,12 +76,12 @@ def make_server(folder: Path) -> Any:
     async def status(run: str | None = None) -> str:
         """How a run is now: state, verdict, step, metrics, time left, what a crash would lose. Without a name: the
         only live run, else the newest."""
-        return await in_thread(lambda: _json(status_json(find_run(run, folder))))
+        return await in_thread(lambda: _json(status_json(find_in(folder, run))))
 
     async def why(run: str | None = None) -> str:
         """What a live run is doing, by file and line, with stacks; why an ended run ended, from evidence, and what to
         do next."""
-        return await in_thread(lambda: why_text(find_run(run, folder)))
+        return await in_thread(lambda: why_text(find_in(folder, run)))
 
     async def wait(run: str | None = None, until: str = "ended,stuck", timeout_s: float = 50.0) -> str:
         """Wait until a condition holds, the run is over, or `timeout_s` have passed (at most 3600). Conditions, with
@@ -86,7 +89,7 @@ def make_server(folder: Path) -> Any:
         loss<2.5."""
         conditions = parse_conditions([until])
         limit_s = min(max(0.0, timeout_s), LONGEST_WAIT_S)
-        return await in_thread(lambda: _json(wait_for(find_run(run, folder), conditions, limit_s)[0]))
+        return await in_thread(lambda: _json(wait_for(find_in(folder, run), conditions, limit_s)[0]))
 
     for function in (runs, status, why, wait):
         tool(told(function))
@@ -130,6 +133,10 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="jackline-tool", daemon=True).start()
     return await done
+
+
+def find_in(folder: Path, run: str | None) -> RunDir:
+    return find_run(run, folder, is_read_only=True)
 
 
 def list_json(folder: Path, limit: int) -> dict[str, Any]:

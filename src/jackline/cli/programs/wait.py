@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from jackline.cli.options import DURATION, find, run_argument, runs_dir_option
+from jackline.cli.mirrored import find_to_read, keep_renewed
+from jackline.cli.options import DURATION, run_argument, runs_dir_option
 from jackline.cli.programs.conditions import Condition, find_met, parse_conditions
 from jackline.cli.programs.numbers import MetricsTail
 from jackline.cli.programs.verdict import exit_code, look, verdict_json
@@ -44,11 +45,14 @@ def command(run: str | None, until: tuple[str, ...], timeout: float | None, runs
     jackline wait NAME --timeout 0s                           how it is now, in one short object
 
     It always returns when the run is over. Exit code: 0 a condition holds; 1 it crashed or was killed; 2 no such run
-    or condition; 3 stuck, suspect or paused; 4 it finished before the condition held; 5 it runs on another machine;
-    75 stopped, can be resumed; 124 timeout, and it continues. The run is never changed by this command.
+    or condition; 3 stuck, suspect or paused; 4 it finished before the condition held; 5 never started, or not heard
+    of on another machine; 75 stopped, can be resumed; 124 timeout, and it continues. The run is never changed by this
+    command.
     """
     conditions = parse_conditions(until)
-    verdict, code = wait_for(find(run, runs_dir), conditions, timeout)
+    found = find_to_read(run, runs_dir)
+    keep_renewed(run, runs_dir, found)
+    verdict, code = wait_for(found, conditions, timeout)
     click.echo(json.dumps(verdict, ensure_ascii=False, separators=(",", ":")))
     sys.exit(code)
 
@@ -66,7 +70,8 @@ def wait_for(run: RunDir, conditions: Sequence[Condition], timeout_s: float | No
         met = find_met(conditions, found.facts(metrics), first_attempt=first_attempt)
         waited_s = time.monotonic() - began_s
         is_late = timeout_s is not None and waited_s >= timeout_s
-        if met is not None or found.is_over or is_late or found.status.state in ("elsewhere", "empty"):
+        is_silent = found.status.state in ("elsewhere", "empty") and not found.is_told
+        if met is not None or found.is_over or is_late or is_silent:
             verdict = verdict_json(found, tail.latest, met, is_timeout=is_late, waited_s=waited_s)
             return verdict, exit_code(found, met, is_timeout=is_late)
         metrics = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from jackline.cli.text.safety import safe_output
 from jackline.cli.view.live_line import live_line
 from jackline.cli.view.screen import MARK, Screen
 from jackline.cli.view.viewer import open_screen
-from jackline.errors import EXIT_FAILED, JacklineError, UsageError
+from jackline.errors import EXIT_FAILED, UsageError
 from jackline.rundir.access.reading import read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import read_session
@@ -27,10 +26,9 @@ from jackline.rundir.status import RunStatus, read_status, stale_after_s
 from jackline.units import format_duration
 
 if TYPE_CHECKING:
-    from jackline.checkpoint.mirror.stories import Copies
+    from jackline.cli.mirrored import Renewing
 
 LOOK_EVERY_S = 1.0
-RENEW_EVERY_S = 10.0
 SAY_EVERY_S = 60.0  # in a pipe
 SHOWN_LINES = 200
 _MOST_BYTES, _KNOWN_BYTES = 4 << 20, 1000
@@ -66,14 +64,13 @@ class LogSince:
         return at + len(self._last) if at >= 0 else 0
 
 
-def follow_from_afar(run: RunDir, copies: Copies | None, *, is_quiet: bool = False) -> int:
+def follow_from_afar(run: RunDir, renewing: Renewing | None, *, is_quiet: bool = False) -> int:
     """Until it has ended, with its exit code, or until Ctrl-C."""
     refuse_silent(run, read_status(run))
     screen, log = open_screen(is_quiet=is_quiet), LogSince(run)
     through = "its mirror" if is_copy(run) else f"the folder {run.path.parent}"
     screen.say(f"watching run '{run.name}' of '{host_of(read_status(run))}' through {through}; Ctrl-C leaves")
     said_s, trouble = float("-inf"), ""
-    renewing = Renewing(copies, run.name) if copies is not None else None
     try:
         while True:
             _show(screen, log.read())
@@ -152,21 +149,3 @@ def _age_s(status: RunStatus) -> float:
     """Of the newest sign of life."""
     at_s = status.supervisor_state.at_s
     return math.inf if at_s is None else max(0.0, time.time() - at_s)
-
-
-class Renewing:
-    """Brings newer records from now on, in a thread: a store may take long, or never answer."""
-
-    def __init__(self, copies: Copies, name: str) -> None:
-        self.trouble = ""
-        self._copies, self._name = copies, name
-        threading.Thread(target=self._work, name="mirror-reader", daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            time.sleep(RENEW_EVERY_S)
-            try:
-                self._copies.renew(self._name)
-                self.trouble = ""
-            except JacklineError as problem:
-                self.trouble = problem.message
