@@ -1,5 +1,6 @@
 """Millions of objects; the garbage collector walks them again and again inside one call."""
 
+# expect: slow=yes
 import gc
 import time
 
