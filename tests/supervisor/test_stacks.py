@@ -16,9 +16,10 @@ import pytest
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.machine.proc import catches_signal, read_process
 from jackline.supervisor.child.environment import STACK_SIGNAL
-from jackline.supervisor.stacks import dumps as sources
+from jackline.supervisor.stacks import sources
 from jackline.supervisor.stacks import take as stacks
-from jackline.supervisor.stacks.dumps import SourceReader, fatal_part, is_own_code, parse_faulthandler, parse_py_spy
+from jackline.supervisor.stacks.dumps import fatal_part, is_own_code, parse_faulthandler, parse_py_spy
+from jackline.supervisor.stacks.sources import SourceReader
 from jackline.supervisor.stacks.take import forget_dead, main_hash, native_text, others_hash, sample_stacks
 from tests.supervisor.hanging import (
     FORK_DEADLOCK,

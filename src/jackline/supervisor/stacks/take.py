@@ -30,7 +30,6 @@ from jackline.machine.procfs import list_numbers, read_bytes, read_text
 from jackline.machine.readings import Wait
 from jackline.supervisor.child.environment import stack_signal
 from jackline.supervisor.stacks.dumps import (
-    SourceReader,
     fatal_part,
     is_own_code,
     parse_faulthandler,
@@ -39,6 +38,7 @@ from jackline.supervisor.stacks.dumps import (
 )
 from jackline.supervisor.stacks.inside import InsideReport, leaf_of
 from jackline.supervisor.stacks.interrupts import would_cut_a_transfer
+from jackline.supervisor.stacks.sources import SourceReader, script_frames
 
 MOST_PIDS = 16
 # py-spy needs 40 ms of CPU, which take seconds where many others compute. Only a dead disk makes it hang.
@@ -100,7 +100,9 @@ def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -
 
 def main_hash(stack: ProcessStack) -> str:
     """A hash that is equal, in this process, while the main thread is at the same place; '' when its frames are not
-    known."""
+    known. That a shell script is in the same loop says nothing."""
+    if stack.method == "proc":
+        return ""
     return _hash([replace(stack.main, frames=around_tries(stack.main))] if stack.main else [])
 
 
@@ -252,9 +254,12 @@ def wait_words(wait: Wait) -> str:
 
 def _from_proc(pid: int, problem: str) -> ProcessStack:
     threads = []
+    nothing: tuple[Frame, ...] = ()
+    script = _sources.read(lambda: script_frames(pid), nothing, limit_s=_ANSWER_S)
     for tid in list_threads(pid)[:_MOST_THREADS]:
         name = (read_text(f"/proc/{pid}/task/{tid}/comm") or "").strip()
-        threads.append(ThreadStack(tid, name, (), tid == pid, wait_words(read_wait(pid, tid))))
+        frames = script if tid == pid else ()
+        threads.append(ThreadStack(tid, name, frames, tid == pid, wait_words(read_wait(pid, tid))))
     if not threads:
         return ProcessStack(pid, "", (), "", "the process is gone")
     return ProcessStack(pid, read_command(pid), tuple(threads), "proc", problem)
