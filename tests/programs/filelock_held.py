@@ -1,5 +1,5 @@
 """A cache is guarded by filelock, and a process that was forgotten holds the lock."""
-# expect: slow=yes verdict=STUCK|SUSPECT label=STUCK_LOCK marker=HERE says="waiting for a file lock"
+# expect: slow=yes verdict=STUCK|SUSPECT label=STUCK_LOCK marker=HERE says="cache.lock"
 
 import subprocess
 import sys

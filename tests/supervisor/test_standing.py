@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import os
 from pathlib import Path
 
 import pytest
 
+from jackline.diagnosis.doing import waiting_words
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.waiting import effective_wait
 from jackline.machine.readings import Wait
@@ -94,6 +97,42 @@ def test_a_worker_is_not_placed_at_a_line_of_its_parent_and_has_a_role(tmp_path:
 
         wait_until(lambda: here in places(), "the task")
         assert places() == {here}
+
+
+FILELOCK = """
+import filelock, os, time
+os.chdir(os.environ["LOCKS"])
+filelock.FileLock("data.lock").acquire()  # HERE
+"""
+
+
+@pytest.mark.parametrize("how", ["flock", "a file that is there"])
+def test_a_lock_that_is_tried_again_and_again_is_told_with_its_file_and_holder(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel shows a sleep, and no lock that anybody waits for."""
+    monkeypatch.setenv("LOCKS", str(tmp_path))
+    path = tmp_path / "data.lock"
+    with open(path, "wb") as file:
+        if how != "a file that is there":
+            fcntl.flock(file, fcntl.LOCK_EX)
+        text = FILELOCK.replace("FileLock", "SoftFileLock" if how == "a file that is there" else "FileLock")
+        with hanging(tmp_path / "work", text) as program:
+            standing = wait_until(lambda: at_file_lock(program), "the second try")
+            stacks = sample_stacks([program.pid], stacks_folder=program.stacks)
+            (stack,) = with_reports(stacks, standing.reports)
+            assert stack.main is not None
+            words = waiting_words(stack, Wait("sleep"))
+    ours = f"held by process {os.getpid()} ("
+    assert words.startswith(f"waiting for file lock '{path}', ")
+    assert (ours in words) == (how == "flock")
+    assert ("which no process of this machine holds" in words) == (how == "a file that is there")
+
+
+def at_file_lock(program: Hanging) -> Standing | None:
+    standing = read_standing([program.pid], program.stacks)
+    kinds = [thread.waits.kind for report in standing.reports for thread in report.threads if thread.waits]
+    return standing if kinds == ["file_lock"] else None
 
 
 def test_the_frames_of_the_parent_are_cut_off() -> None:

@@ -104,7 +104,8 @@ def waiting_words(stack: ProcessStack | None, wait: Wait) -> str:
     if is_at_locked_database(stack, wait):
         return "waiting for a database that another connection has locked"
     if is_at_file_lock(stack, wait):
-        return "waiting for a file lock that another process or another part of this one holds"
+        known = stack.main.awaits if stack is not None and stack.main is not None else ""
+        return f"waiting for {known or 'a file lock that another process or another part of this one holds'}"
     awaited = awaited_by(stack.main) if stack is not None and wait.kind == "lock" else ""
     return f"waiting for {awaited}" if awaited else describe_wait(wait)
 

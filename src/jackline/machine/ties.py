@@ -86,6 +86,17 @@ def read_file_locks(text: bytes | None = None) -> list[FileLock]:
     return found
 
 
+def find_holders(path: str) -> list[int]:
+    """The processes of this machine that hold a flock or fcntl lock of a file; the kernel tells -1 for some. Raises
+    OSError where there is no such file."""
+    found = os.stat(path)  # noqa: PTH116
+    inode = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    held = [lock for lock in read_file_locks() if not lock.is_waiting]
+    # In an overlay the kernel's list names another device.
+    exact = [lock.pid for lock in held if lock.inode == inode]
+    return exact or [lock.pid for lock in held if lock.inode.rpartition(":")[2] == str(found.st_ino)]
+
+
 def _local_peers() -> dict[str, str]:
     """The other end of each connected local socket, by inode."""
     request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)

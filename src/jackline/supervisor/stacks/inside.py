@@ -6,6 +6,7 @@ or forged. Does not decide what the answer means (`hang.deadlock`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from jackline.immutable import immutable
-from jackline.machine.proc import catches_signal, read_environ
-from jackline.machine.procfs import read_bytes
+from jackline.machine.proc import catches_signal, read_command, read_environ
+from jackline.machine.procfs import read_bytes, read_link
+from jackline.machine.ties import find_holders
 from jackline.supervisor.child.environment import stack_signal
 from jackline.supervisor.stacks.dumps import is_own_code
 from jackline.supervisor.stacks.interrupts import would_break_off
@@ -23,6 +25,8 @@ from jackline.supervisor.stacks.interrupts import would_break_off
 _ANSWER_S = 1.5
 _LARGEST_BYTES = 4 << 20
 _LONGEST_WORDS = 200
+_MOST_PATHS = 4
+_LONGEST_COMMAND = 60
 
 
 @immutable
@@ -37,8 +41,8 @@ class Hold:
 
 @immutable
 class ThreadWait:
-    """`kind` is lock, semaphore, join, exit, threads or idle. `owner` and `target` are threads of the same process;
-    `held_at` is the line at which the owner took the lock."""
+    """`kind` is lock, semaphore, join, exit, threads, idle or file_lock. `owner` and `target` are threads of the same
+    process; `held_at` is the line at which the owner took the lock; one of `paths` is the file that is locked."""
 
     kind: str
     what: str = ""
@@ -47,6 +51,7 @@ class ThreadWait:
     owner: int | None = None
     target: int | None = None
     held_at: Hold | None = None
+    paths: tuple[str, ...] = ()
 
 
 @immutable
@@ -120,6 +125,27 @@ def leaf_of(loop: LoopReport) -> TaskReport | None:
     """The task that the others wait for: one that waits for no other task, in the user's own code if there is one."""
     ranked = sorted(loop.tasks, key=lambda task: (not is_own_code(task.file), task.awaits.startswith(_OTHER_TASKS)))
     return ranked[0] if ranked else None
+
+
+def file_lock_words(pid: int, paths: Sequence[str]) -> str:
+    """Of a lock that a library tries again and again: its file, and who holds it. The file is one of `paths`."""
+    folder = read_link(f"/proc/{pid}/cwd") or "/"
+    there = []
+    for path in (os.path.join(folder, name) for name in paths):
+        with contextlib.suppress(OSError):
+            there.append((path, find_holders(f"/proc/{pid}/root{path}")))
+    if not there:
+        return "a file lock"
+    path, holders = next((one for one in there if one[1]), there[0])
+    known = [f"process {one} ({_brief(read_command(one))})" for one in holders if one > 0 and one != pid]
+    if pid in holders:
+        known.append("this process itself")
+    by = f"held by {' and '.join(known[:2])}" if known else "held by a process that the kernel does not name"
+    return f"file lock '{path}', {by if holders else 'which no process of this machine holds'}"
+
+
+def _brief(command: str) -> str:
+    return command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]}..."
 
 
 def ask_inside(pids: Sequence[int], folder: Path) -> tuple[InsideReport, ...]:
@@ -217,7 +243,13 @@ def _wait(raw: dict[str, Any], tids: dict[int, int]) -> ThreadWait:
         owner=tids.get(_number(raw.get("owner")) or 0),
         target=tids.get(_number(raw.get("target")) or 0),
         held_at=_hold(held_at) if isinstance(held_at, dict) else None,
+        paths=_paths(raw.get("paths")),
     )
+
+
+def _paths(value: object) -> tuple[str, ...]:
+    found = value if isinstance(value, list) else []
+    return tuple(path for path in found[:_MOST_PATHS] if isinstance(path, str) and path and "\0" not in path)
 
 
 def _hold(raw: dict[str, Any]) -> Hold:

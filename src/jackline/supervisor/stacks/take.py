@@ -36,7 +36,7 @@ from jackline.supervisor.stacks.dumps import (
     parse_py_spy,
     without_inherited,
 )
-from jackline.supervisor.stacks.inside import InsideReport, leaf_of
+from jackline.supervisor.stacks.inside import InsideReport, ThreadWait, file_lock_words, leaf_of
 from jackline.supervisor.stacks.interrupts import would_cut_a_transfer
 from jackline.supervisor.stacks.sources import SourceReader, script_frames
 
@@ -82,7 +82,8 @@ def with_reports(
 
 
 def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -> ProcessStack:
-    awaited = {one.tid: one.waits.what for one in report.threads if one.waits and one.waits.what != "a lock"}
+    waits = {one.tid: one.waits for one in report.threads if one.waits and one.waits.what != "a lock"}
+    awaited = {tid: _awaited_words(stack.pid, wait, deadline_s) for tid, wait in waits.items()}
     threads = [replace(one, awaits=awaited.get(one.thread_id, "")) for one in stack.threads]
     sentences = list(report.remarks)
     for loop in report.loops:
@@ -96,6 +97,12 @@ def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -
         tasks = sorted(loop.tasks, key=lambda task: task is not leaf)
         sentences += [f"task '{task.name}' awaits {task.awaits or 'something'} at {task.place}" for task in tasks]
     return replace(stack, threads=tuple(threads), tasks=tuple(sentences[:8]), role=report.role)
+
+
+def _awaited_words(pid: int, wait: ThreadWait, limit_s: float) -> str:
+    if not wait.paths:
+        return wait.what
+    return _sources.read(lambda: file_lock_words(pid, wait.paths), wait.what, limit_s=limit_s)
 
 
 def main_hash(stack: ProcessStack) -> str:

@@ -19,6 +19,9 @@ from _jackline_inside import processes, slots
 _LOCK, _RLOCK = type(_thread.allocate_lock()), _thread.RLock
 _TAKES = ("acquire", "__enter__", "_acquire_restore", "acquire_lock", "lock")
 _MOST_FRAMES = 60
+# Libraries that take a file lock by trying again and again, as in jackline/diagnosis/waiting.py.
+_FILE_LOCKS = ("/filelock/", "/fasteners/", "/portalocker/")
+_MOST_TRYING, _MOST_PATHS, _LONGEST_PATH = 12, 4, 4096
 _LIBRARY = os.path.dirname(os.__file__)
 
 
@@ -98,7 +101,41 @@ def waits_of(frames):
     """What the thread waits for: {kind, what, lock, owner, target}; None when no such wait is seen."""
     if not frames:
         return None
-    return _library_wait(frames) or _import_wait(frames[0]) or _lock_wait(frames) or _queue_wait(frames[0])
+    first = frames[0]
+    return (
+        _library_wait(frames)
+        or _import_wait(first)
+        or _file_lock_wait(frames)
+        or _lock_wait(frames)
+        or _queue_wait(first)
+    )
+
+
+def _file_lock_wait(frames):
+    """Which file it is stands in a variable of the function that tries, or in its object. Nothing is opened: its disk
+    may be dead."""
+    for frame in frames[:_MOST_TRYING]:
+        if any(part in frame.f_code.co_filename for part in _FILE_LOCKS):
+            named = [(name, slots.local(frame, name)) for name in frame.f_code.co_varnames]
+            paths = [*_paths_among(named), *_paths_among(_attributes_of(slots.local(frame, "self")))]
+            if paths:
+                return {"kind": "file_lock", "what": "a file lock", "paths": paths[:_MOST_PATHS]}
+    return None
+
+
+def _attributes_of(owner):
+    try:
+        stored = object.__getattribute__(owner, "__dict__")
+    except Exception:
+        return []
+    return list(stored.items())[:32] if isinstance(stored, dict) else []
+
+
+def _paths_among(named):
+    """The texts whose names speak of a file."""
+    texts = [(name, os.fsdecode(value)) for name, value in named if type(value) in (str, bytes)]
+    is_short = [(str(name), text) for name, text in texts if 0 < len(text) <= _LONGEST_PATH]
+    return [text for name, text in is_short if "file" in name or "path" in name]
 
 
 def _import_wait(frame):
