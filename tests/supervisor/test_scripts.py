@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,7 +40,10 @@ def sleeping(command: list[str]) -> Iterator[int]:
     """The pid of a shell that has started `sleep`, or of that itself; everything is ended afterwards."""
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_until(lambda: any(read_command(pid) == SLEEPS for pid in list_tree(process.pid)), "sleep to start")
+        wait_until(
+            lambda: any(read_command(pid).removeprefix("/bin/") == SLEEPS for pid in list_tree(process.pid)),
+            "sleep to start",
+        )
         yield process.pid
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -53,14 +57,27 @@ def sleeping(command: list[str]) -> Iterator[int]:
         (f"# sleep well\nfor part in 1 2; do\n  {SLEEPS}\ndone\necho end\n", [(3, SLEEPS)]),
         (f"waits() {{\n  {SLEEPS}\n}}\n\nwaits > /dev/null\n", [(2, SLEEPS), (5, "waits > /dev/null")]),
         (f"if true; then\n  # not here: sleep\n  {SLEEPS}\nfi", [(3, SLEEPS)]),
+        (f'while true; do\n  /bin/{SLEEPS}\n  echo "time to sleep"\ndone\n', [(2, f"/bin/{SLEEPS}")]),
         ('program=sleep\nslept=1\n"$program" 1000\n', [(3, '"$program" 1000')]),
     ],
-    ids=["a line", "a loop", "a function", "a condition", "a variable"],
+    ids=["a line", "a loop", "a function", "a condition", "a text", "a variable"],
 )
 def test_a_script_is_placed_at_the_program_it_waits_for(
     script: str, wanted: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     assert frames_of(tmp_path, script) == wanted
+
+
+def test_a_script_that_was_edited_since_says_nothing(tmp_path: Path) -> None:
+    """bash reads on at the same position, so the lines before it are no longer those that it has run."""
+    path = tmp_path / "train.sh"
+    path.write_text(f"{SLEEPS}\n")
+    with sleeping(["bash", str(path)]) as pid:
+        assert script_frames(pid)
+        os.utime(path, (time.time() + 60,) * 2)
+        assert script_frames(pid) == ()
+        path.unlink()
+        assert script_frames(pid) == ()
 
 
 def test_other_shells_and_other_processes_say_nothing() -> None:

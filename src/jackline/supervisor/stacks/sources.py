@@ -28,9 +28,13 @@ _LARGEST_BYTES = 4 << 20
 _LONGEST_LINE = 160
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _SCRIPT_FD = 255
-_MOST_BYTES = 1 << 20
 _MOST_CHILDREN = 8
 _NO_CALL = re.compile(rb"#|[\w.+]+=\S*$")  # a comment, or a variable that is set
+# Where a command begins: a line, what follows a separator or a keyword, and what other programs start.
+_CALLED = (
+    rb"(?:^|[;&|({!`])\s*(?:(?:then|do|else|exec|time|if|elif|while|until|sudo|nohup|env|nice|timeout|command|xargs)\s+"
+    rb"(?:[^;&|\"']*\s)?)?(?:[\w./~-]*/)?"
+)
 _END_OF_BLOCK = re.compile(rb"(done|fi|esac|[)}])(?![\w-])")
 
 
@@ -117,9 +121,9 @@ def _start_time_s(pid: int) -> float | None:
 def script_frames(pid: int) -> tuple[Frame, ...]:
     """The line of the program that bash has started, then that of the command it is in; () for everything else."""
     path, size = _position(pid)
-    data = _read(f"/proc/{pid}/fd/{_SCRIPT_FD}", size) if size else b""
+    data = _read(f"/proc/{pid}/fd/{_SCRIPT_FD}", size, _start_time_s(pid)) if path else b""
     lines = data.rstrip().split(b"\n")
-    if not path or not data.strip():
+    if not data.strip():
         return ()
     command = _frame(path, lines, len(lines))
     inner = _line_of_program(pid, lines)
@@ -134,19 +138,22 @@ def _position(pid: int) -> tuple[str, int]:
     """The script of a bash and how far it has read it; '' for any other process."""
     if PurePath(read_link(f"/proc/{pid}/exe") or "").name != "bash":
         return "", 0
-    path = read_link(f"/proc/{pid}/fd/{_SCRIPT_FD}") or ""
+    path = (read_link(f"/proc/{pid}/fd/{_SCRIPT_FD}") or "").removesuffix(" (deleted)")
     found = re.match(r"pos:\s*(\d+)", read_text(f"/proc/{pid}/fdinfo/{_SCRIPT_FD}") or "")
     is_file = path.startswith("/") and not path.startswith("/dev/")
-    return (path, min(int(found[1]), _MOST_BYTES)) if found and is_file else ("", 0)
+    return (path, int(found[1])) if found and is_file and int(found[1]) <= _LARGEST_BYTES else ("", 0)
 
 
-def _read(path: str, size: int) -> bytes:
+def _read(path: str, size: int, started_s: float | None) -> bytes:
+    """The beginning of a script; b'' of one that was edited since its process has started: its lines have moved."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return b""
     try:
-        return os.pread(fd, size, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        status = os.fstat(fd)
+        is_edited = started_s is None or status.st_mtime > started_s + 2
+        return b"" if is_edited or not stat.S_ISREG(status.st_mode) else os.pread(fd, size, 0)
     except OSError:
         return b""
     finally:
@@ -154,14 +161,15 @@ def _read(path: str, size: int) -> bytes:
 
 
 def _line_of_program(pid: int, lines: list[bytes]) -> int | None:
-    """The last line that names a program which bash has started; None when no line does."""
+    """The last line that calls a program which bash has started, else the last that names it; None when none does."""
     for child in list_tree(pid)[1 : 1 + _MOST_CHILDREN]:
-        name = PurePath(read_command(child).partition(" ")[0]).name.encode()
-        named = re.compile(rb"(?<![\w.-])" + re.escape(name) + rb"(?![\w-])")
-        for number in range(len(lines), 0, -1):
-            line = lines[number - 1].strip()
-            if name and not _NO_CALL.match(line) and named.search(line):
-                return number
+        name = re.escape(PurePath(read_command(child).partition(" ")[0]).name.encode())
+        for before in (_CALLED, rb"(?<![\w.-])") if name else ():
+            named = re.compile(before + name + rb"(?![\w-])")
+            found = [number for number, line in enumerate(lines, 1) if named.search(line.strip())]
+            found = [number for number in found if not _NO_CALL.match(lines[number - 1].strip())]
+            if found:
+                return found[-1]
     return None
 
 
