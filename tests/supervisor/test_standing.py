@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,27 +109,51 @@ filelock.FileLock("data.lock").acquire()  # HERE
 """
 
 
-@pytest.mark.parametrize("how", ["flock", "a file that is there"])
+def words_at_lock(tmp_path: Path, kind: str = "FileLock") -> str:
+    """What a program says that tries the lock `data.lock` of a folder. The kernel shows a sleep, and no lock that
+    anybody waits for."""
+    with hanging(tmp_path / "work", FILELOCK.replace("FileLock", kind)) as program:
+        standing = wait_until(lambda: at_file_lock(program), "the second try")
+        stacks = sample_stacks([program.pid], stacks_folder=program.stacks)
+        (stack,) = with_reports(stacks, standing.reports)
+        return waiting_words(stack, Wait("sleep"))
+
+
 def test_a_lock_that_is_tried_again_and_again_is_told_with_its_file_and_holder(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel shows a sleep, and no lock that anybody waits for."""
     monkeypatch.setenv("LOCKS", str(tmp_path))
     path = tmp_path / "data.lock"
     with open(path, "wb") as file:
-        if how != "a file that is there":
-            fcntl.flock(file, fcntl.LOCK_EX)
-        text = FILELOCK.replace("FileLock", "SoftFileLock" if how == "a file that is there" else "FileLock")
-        with hanging(tmp_path / "work", text) as program:
-            standing = wait_until(lambda: at_file_lock(program), "the second try")
-            stacks = sample_stacks([program.pid], stacks_folder=program.stacks)
-            (stack,) = with_reports(stacks, standing.reports)
-            assert stack.main is not None
-            words = waiting_words(stack, Wait("sleep"))
-    ours = f"held by process {os.getpid()} ("
-    assert words.startswith(f"waiting for file lock '{path}', ")
-    assert (ours in words) == (how == "flock")
-    assert ("which no process of this machine holds" in words) == (how == "a file that is there")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        words = words_at_lock(tmp_path)
+    assert words.startswith(f"waiting for file lock '{path}', held by process {os.getpid()} (")
+
+
+def test_a_lock_left_to_a_child_is_held_by_that_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKS", str(tmp_path))
+    leaves = (
+        "import fcntl, subprocess; fcntl.flock(9, fcntl.LOCK_EX); quiet = dict.fromkeys(('stdout', 'stderr'), -3); "
+        "print(subprocess.Popen(['sleep', '1000'], pass_fds=[9], **quiet).pid)"
+    )
+    command = f'exec 9> "{tmp_path}/data.lock"; "{sys.executable}" -c "{leaves}"'
+    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, text=True, check=True)
+    child = int(done.stdout)
+    try:
+        assert f"held by process {child} (sleep 1000)" in words_at_lock(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_that_is_only_a_file_accuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a path that would write to a screen."""
+    folder = tmp_path / "a \x1b[31m\nfolder"
+    folder.mkdir()
+    monkeypatch.setenv("LOCKS", str(folder))
+    (folder / "data.lock").write_text("4711\nfar-away")
+    words = words_at_lock(tmp_path, "SoftFileLock")
+    assert "in which stands '4711 far-away', whose holder is not seen from here" in words
+    assert "a  [31m folder" in words and "\n" not in words
 
 
 def at_file_lock(program: Hanging) -> Standing | None:

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from pathlib import PurePath
 
-from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack, innermost_user_frame
+from jackline.diagnosis.frames import SHELL, Frame, ProcessStack, ThreadStack, innermost_user_frame
 from jackline.diagnosis.phases import COMPILING, DOWNLOADING, bare_function, phase_of
 from jackline.diagnosis.waiting import IDLE_LOOP, awaited_by, is_at_file_lock, is_at_locked_database, is_idle_loop
 from jackline.immutable import immutable
@@ -81,6 +81,8 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around |
         return Doing(describe_wait(wait), frame)
     if thread is None or not thread.frames:
         return Doing(_by_name(wait, comm))
+    if frame is not None and frame.function == SHELL:
+        return Doing(waiting_words(stack, wait) or _running(frame), frame)
     package = imported_package(thread)
     if package and not _compiles_around_import(thread, frame):
         return Doing(f"importing {package}", frame)
@@ -105,6 +107,7 @@ def waiting_words(stack: ProcessStack | None, wait: Wait) -> str:
         return "waiting for a database that another connection has locked"
     if is_at_file_lock(stack, wait):
         known = stack.main.awaits if stack is not None and stack.main is not None else ""
+        known = "" if known == "a file lock" else known  # its file could not be looked at
         return f"waiting for {known or 'a file lock that another process or another part of this one holds'}"
     awaited = awaited_by(stack.main) if stack is not None and wait.kind == "lock" else ""
     return f"waiting for {awaited}" if awaited else describe_wait(wait)

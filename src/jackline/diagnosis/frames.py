@@ -6,6 +6,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SHELL = "bash"  # in place of the function, for a line of a shell script
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:

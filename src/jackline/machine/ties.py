@@ -5,6 +5,7 @@ Owns /proc/PID/fd for pipes, the kernel's list of local sockets, and /proc/locks
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -86,15 +87,31 @@ def read_file_locks(text: bytes | None = None) -> list[FileLock]:
     return found
 
 
-def find_holders(path: str) -> list[int]:
-    """The processes of this machine that hold a flock or fcntl lock of a file; the kernel tells -1 for some. Raises
-    OSError where there is no such file."""
+def find_holders(path: str, without: int) -> list[int]:
+    """The processes that hold a flock or fcntl lock of a file and are seen from here, which those of another
+    container or machine are not. Raises OSError where there is no such file."""
     found = os.stat(path)  # noqa: PTH116
-    inode = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    held = [lock for lock in read_file_locks() if not lock.is_waiting]
-    # In an overlay the kernel's list names another device.
-    exact = [lock.pid for lock in held if lock.inode == inode]
-    return exact or [lock.pid for lock in held if lock.inode.rpartition(":")[2] == str(found.st_ino)]
+    taken = [lock for lock in read_file_locks() if not lock.is_waiting]
+    alike = {lock.pid for lock in taken if lock.inode.rpartition(":")[2] == str(found.st_ino)}
+    # The same number may belong to a file of another disk, and in an overlay the kernel names another device. Whoever
+    # has ended since has left its lock to a child.
+    holders = sorted(pid for pid in alike if pid > 0 and _has_open(pid, found))
+    if not holders and any(not _is_alive(pid) for pid in alike):
+        holders = sorted(pid for pid in list_numbers("/proc") if pid != without and _has_open(pid, found))
+    return holders
+
+
+def _has_open(pid: int, wanted: os.stat_result) -> bool:
+    for fd in list_numbers(f"/proc/{pid}/fd")[:_MOST_FDS]:
+        with contextlib.suppress(OSError):
+            held = os.stat(f"/proc/{pid}/fd/{fd}")  # noqa: PTH116
+            if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    return pid > 0 and os.path.isdir(f"/proc/{pid}")  # noqa: PTH112
 
 
 def _local_peers() -> dict[str, str]:

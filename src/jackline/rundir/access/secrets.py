@@ -20,6 +20,21 @@ def without_secrets(text: str) -> str:
     return re.sub(_KEYS, rf"\1{HIDDEN}", re.sub(_USER_INFO, _hide, text), flags=re.IGNORECASE)
 
 
+_CREDENTIALS = (
+    (re.compile(r"(\b\w*(?:key|token|secret|passw(?:or)?d)[=:]\s*)[^\s\"']+", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(r"(--?[\w-]*(?:key|token|secret|passw(?:or)?d)[= ])[^\s\"']+", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(r"(\bbearer\s+)[^\s\"']+", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(r"(\s(?:-u|--user)[= ]?)[^\s:\"']+:[^\s\"']+"), rf"\1{HIDDEN}"),
+)
+
+
+def without_credentials(command: str) -> str:
+    """The same for a short piece of a shell command: also values that are called a key, token, secret or password."""
+    for pattern, shown in _CREDENTIALS:
+        command = pattern.sub(shown, command)
+    return without_secrets(command)
+
+
 def has_secrets(text: str) -> bool:
     return without_secrets(text) != text
 

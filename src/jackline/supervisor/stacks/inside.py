@@ -18,6 +18,7 @@ from jackline.immutable import immutable
 from jackline.machine.proc import catches_signal, read_command, read_environ
 from jackline.machine.procfs import read_bytes, read_link
 from jackline.machine.ties import find_holders
+from jackline.rundir.access.secrets import without_credentials
 from jackline.supervisor.child.environment import stack_signal
 from jackline.supervisor.stacks.dumps import is_own_code
 from jackline.supervisor.stacks.interrupts import would_break_off
@@ -132,19 +133,27 @@ def file_lock_words(pid: int, paths: Sequence[str]) -> str:
     folder = read_link(f"/proc/{pid}/cwd") or "/"
     there = []
     for path in (os.path.join(folder, name) for name in paths):
-        with contextlib.suppress(OSError):
-            there.append((path, find_holders(f"/proc/{pid}/root{path}")))
+        with contextlib.suppress(OSError, ValueError):
+            there.append((path, find_holders(f"/proc/{pid}/root{path}", pid)))
     if not there:
         return "a file lock"
     path, holders = next((one for one in there if one[1]), there[0])
-    known = [f"process {one} ({_brief(read_command(one))})" for one in holders if one > 0 and one != pid]
-    if pid in holders:
-        known.append("this process itself")
-    by = f"held by {' and '.join(known[:2])}" if known else "held by a process that the kernel does not name"
-    return f"file lock '{path}', {by if holders else 'which no process of this machine holds'}"
+    known = [f"process {one} ({_brief(read_command(one))})" for one in holders if one != pid]
+    known += ["this process itself"] if pid in holders else []
+    if known:
+        return f"file lock '{_text(path)}', held by {' and '.join(known[:2])}"
+    owner = _text(
+        (read_bytes(f"/proc/{pid}/root{path}") or b"")[:_LONGEST_COMMAND].decode("utf-8", "replace")
+    ).strip()
+    inside = f", in which stands '{owner}'," if owner else ""
+    return (
+        f"file lock '{_text(path)}'{inside} whose holder is not seen from here: it may be in another container or on "
+        "another machine, or have left the file behind"
+    )
 
 
 def _brief(command: str) -> str:
+    command = without_credentials(command)
     return command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]}..."
 
 

@@ -8,6 +8,7 @@ text. Other shells read ahead: nothing is said about them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -18,24 +19,29 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TypeVar
 
-from jackline.diagnosis.frames import Frame, ThreadStack
+from jackline.diagnosis.frames import SHELL, Frame, ThreadStack
 from jackline.diagnosis.user_code import came_with_pip
-from jackline.machine.proc import list_tree, read_command
+from jackline.machine.proc import list_tree
 from jackline.machine.procfs import read_bytes, read_link, read_text
+from jackline.rundir.access.secrets import without_credentials
 
 T = TypeVar("T")
 _LARGEST_BYTES = 4 << 20
 _LONGEST_LINE = 160
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _SCRIPT_FD = 255
-_MOST_CHILDREN = 8
-_NO_CALL = re.compile(rb"#|[\w.+]+=\S*$")  # a comment, or a variable that is set
-# Where a command begins: a line, what follows a separator or a keyword, and what other programs start.
-_CALLED = (
-    rb"(?:^|[;&|({!`])\s*(?:(?:then|do|else|exec|time|if|elif|while|until|sudo|nohup|env|nice|timeout|command|xargs)\s+"
-    rb"(?:[^;&|\"']*\s)?)?(?:[\w./~-]*/)?"
+_LARGEST_SCRIPT_BYTES, _LONGEST_SHELL_LINE = 256 << 10, 1000
+_OPENERS = {
+    b"done": rb"for|while|until|select",
+    b"fi": rb"if",
+    b"esac": rb"case",
+    b"}": rb"\{|function|[\w:.-]+\s*\(\s*\)\s*\{",
+    b")": rb"\(",
+}
+_BEFORE_COMMANDS = frozenset(
+    b"then do else exec time if elif while until sudo nohup env nice timeout command xargs stdbuf".split()
 )
-_END_OF_BLOCK = re.compile(rb"(done|fi|esac|[)}])(?![\w-])")
+_INTERPRETER = re.compile(rb"(python|pypy|perl|ruby|node|sh|bash|dash)[\d.]*")
 
 
 class SourceReader:
@@ -57,7 +63,12 @@ class SourceReader:
         if self._thread is not None and self._thread.is_alive():
             return otherwise
         found: list[T] = []
-        self._thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+
+        def run() -> None:
+            with contextlib.suppress(OSError, ValueError):  # a name that no file can have is a ValueError
+                found.append(work())
+
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
         self._thread.join(limit_s)
         return found[0] if found else otherwise
@@ -119,19 +130,24 @@ def _start_time_s(pid: int) -> float | None:
 
 
 def script_frames(pid: int) -> tuple[Frame, ...]:
-    """The line of the program that bash has started, then that of the command it is in; () for everything else."""
+    """The line of the program that bash has started, then that of the command it is in; () for everything else.
+
+    The line inside of a loop or a function is told only where a single one can be meant.
+    """
     path, size = _position(pid)
     data = _read(f"/proc/{pid}/fd/{_SCRIPT_FD}", size, _start_time_s(pid)) if path else b""
     lines = data.rstrip().split(b"\n")
     if not data.strip():
         return ()
-    command = _frame(path, lines, len(lines))
-    inner = _line_of_program(pid, lines)
-    if inner in (None, len(lines)):
-        return (command,)
-    found = _frame(path, lines, inner or 0)
-    # The end of a block says nothing; the line that calls a function does.
-    return (found,) if _END_OF_BLOCK.match(lines[-1].strip()) else (found, command)
+    block = _block_that_ends(lines)
+    if block is not None:
+        inner = _only_call(pid, lines, block)
+        return (_frame(path, lines, block[0] if inner is None else inner),)
+    number = _first_line(lines)
+    command = _frame(path, lines, number)
+    body = _body_of(lines, (_words(lines[number - 1]) or [b""])[0])
+    inner = _only_call(pid, lines, body) if body else None
+    return (command,) if inner is None else (_frame(path, lines, inner), command)
 
 
 def _position(pid: int) -> tuple[str, int]:
@@ -141,7 +157,7 @@ def _position(pid: int) -> tuple[str, int]:
     path = (read_link(f"/proc/{pid}/fd/{_SCRIPT_FD}") or "").removesuffix(" (deleted)")
     found = re.match(r"pos:\s*(\d+)", read_text(f"/proc/{pid}/fdinfo/{_SCRIPT_FD}") or "")
     is_file = path.startswith("/") and not path.startswith("/dev/")
-    return (path, int(found[1])) if found and is_file and int(found[1]) <= _LARGEST_BYTES else ("", 0)
+    return (path, int(found[1])) if found and is_file and int(found[1]) <= _LARGEST_SCRIPT_BYTES else ("", 0)
 
 
 def _read(path: str, size: int, started_s: float | None) -> bytes:
@@ -160,18 +176,95 @@ def _read(path: str, size: int, started_s: float | None) -> bytes:
         os.close(fd)
 
 
-def _line_of_program(pid: int, lines: list[bytes]) -> int | None:
-    """The last line that calls a program which bash has started, else the last that names it; None when none does."""
-    for child in list_tree(pid)[1 : 1 + _MOST_CHILDREN]:
-        name = re.escape(PurePath(read_command(child).partition(" ")[0]).name.encode())
-        for before in (_CALLED, rb"(?<![\w.-])") if name else ():
-            named = re.compile(before + name + rb"(?![\w-])")
-            found = [number for number, line in enumerate(lines, 1) if named.search(line.strip())]
-            found = [number for number in found if not _NO_CALL.match(lines[number - 1].strip())]
-            if found:
-                return found[-1]
+def _first_line(lines: list[bytes]) -> int:
+    """Where the last command begins: before continued lines, and before its here-document."""
+    number = len(lines)
+    ends = re.compile(rb"<<-?\s*[\"'\\]?" + re.escape(lines[-1].strip()) + rb"[\"']?(?!\w)")
+    begins = [at for at, line in enumerate(lines[:-1], 1) if ends.search(line[:_LONGEST_SHELL_LINE])]
+    number = begins[-1] if begins else number
+    while number > 1 and lines[number - 2].rstrip().endswith(b"\\"):
+        number -= 1
+    return number
+
+
+def _block_that_ends(lines: list[bytes]) -> tuple[int, int] | None:
+    """First and last line of the loop, condition or group whose end was read last; None when it was a command."""
+    end = re.match(rb"(\s*)(done|fi|esac|\}|\))(?![\w-])", lines[-1])
+    if end is None:
+        return None
+    opener = re.compile(rb"(\s*)(" + _OPENERS[end[2]] + rb")(?![\w-])")
+    for number in range(len(lines), 0, -1):
+        found = opener.match(lines[number - 1])
+        if found and len(found[1].expandtabs()) <= len(end[1].expandtabs()):
+            return number, len(lines)
+    return len(lines), len(lines)
+
+
+def _body_of(lines: list[bytes], name: bytes) -> tuple[int, int] | None:
+    """First and last line of a function of this script."""
+    if not re.fullmatch(rb"[\w:.-]+", name):
+        return None
+    head = re.compile(rb"\s*(?:function\s+" + re.escape(name) + rb"\b|" + re.escape(name) + rb"\s*\(\s*\))")
+    begins = [number for number, line in enumerate(lines, 1) if head.match(line)]
+    if not begins:
+        return None
+    ends = [number for number, line in enumerate(lines, 1) if number > begins[-1] and line.startswith(b"}")]
+    return begins[-1], ends[0] if ends else begins[-1]
+
+
+def _only_call(pid: int, lines: list[bytes], block: tuple[int, int]) -> int | None:
+    """The line of a block that calls the program which bash has started last; None when no line does, or several."""
+    arguments = _arguments_of_last_child(pid)
+    if not arguments:
+        return None
+    numbers = range(block[0], block[1] + 1)
+    names = [PurePath(os.fsdecode(word)).name.encode() for word in arguments[:2]]
+    # An interpreter is named by a script's first line, and the script by the command.
+    names = names[::-1] if _INTERPRETER.fullmatch(names[0]) else names[:1]
+    for name in filter(None, names):
+        found = [number for number in numbers if _calls(lines[number - 1], name)]
+        if len(found) > 1:
+            exact = [number for number in found if all(word in lines[number - 1] for word in arguments[1:])]
+            found = exact or found
+        if found:
+            return found[0] if len(found) == 1 else None
     return None
 
 
+def _arguments_of_last_child(pid: int) -> list[bytes]:
+    children = [one for one in list_tree(pid)[1:] if _parent(one) == pid]
+    newest = max(children, key=lambda one: (_start_time_s(one) or 0.0, one), default=None)
+    data = (read_bytes(f"/proc/{newest}/cmdline") or b"") if newest is not None else b""
+    return [word for word in data.split(b"\0") if word]
+
+
+def _parent(pid: int) -> int:
+    data = read_bytes(f"/proc/{pid}/stat") or b""
+    fields = data[data.rfind(b")") + 2 :].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _calls(line: bytes, name: bytes) -> bool:
+    """Whether a line calls this program in the foreground, as far as a line alone tells."""
+    if len(line) > _LONGEST_SHELL_LINE or line.rstrip().endswith(b"&") or line.lstrip().startswith(b"#"):
+        return False
+    return any(_words(part)[:1] == [name] for part in re.split(rb"[;&|(){}!`]", line))
+
+
+def _words(command: bytes) -> list[bytes]:
+    """The words of a command from its program on, which has no folder: without keywords, variables that are set, and
+    programs that start others, with their options."""
+    words = command.split()
+    is_wrapped = False
+    while words:
+        word = PurePath(os.fsdecode(words[0].strip(b"\"'"))).name.encode()
+        is_option = is_wrapped and re.match(rb"[-+\d]", words[0]) is not None
+        if not (word in _BEFORE_COMMANDS or is_option or re.match(rb"\w+\+?=", words[0])):
+            return [word, *words[1:]]
+        is_wrapped = is_wrapped or word in _BEFORE_COMMANDS
+        words = words[1:]
+    return []
+
+
 def _frame(path: str, lines: list[bytes], number: int) -> Frame:
-    return Frame("bash", path, number, shown_line(lines[number - 1]), is_user=True)
+    return Frame(SHELL, path, number, without_credentials(shown_line(lines[number - 1])), is_user=True)
