@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from jackline.checkpoint.mirror.bundle import pack_run
+from jackline.checkpoint.mirror.bundle import TAIL_BYTES, pack_run, read_tail
 from jackline.checkpoint.mirror.stories import Copies
+from jackline.cli.programs import numbers
 from jackline.machine.proc import job_in
 from jackline.rundir import atomic
 from jackline.rundir.layout import RunDir
@@ -90,34 +91,106 @@ def test_a_mirror_is_read_as_a_run(mirror: Path) -> None:
 def test_programs_wait_for_a_run_through_its_mirror(mirror: Path) -> None:
     """`wait` and `events -f` see what is uploaded while they wait."""
     upload(mirror, "demo", 1, "")
-    place = f"{mirror}/demo"
+    place, draft = f"{mirror}/demo", RunDir(mirror.parent / "of another machine" / "demo")
     now = json.loads(jackline("wait", place, "--timeout", "0s").stdout)
     assert (now["run"], now["state"], now["met"]) == ("demo", "elsewhere", None)
     assert now["is_timeout"] and now["text"] == "starting"
-    waiting = [
-        subprocess.Popen(
-            [sys.executable, "-c", FAST, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        for words in (("wait", place), ("events", place, "-f"))
-    ]
-    draft = mirror.parent / "of another machine" / "demo"
-    event = {"at_s": time.time(), "event": "ended", "text": "finished after 3 s"}
-    (draft / "events-supervisor.jsonl").write_text(json.dumps(event) + "\n")
-    atomic.write_json(RunDir(draft).attempt(1).exit_file, {"attempt": 1, "exit_code": 0, "cause": "finished"})
-    (mirror / "demo" / "run-000002.tar.gz").write_bytes(pack_run(RunDir(draft)))
+    waiting = [program(FAST, *words) for words in (("wait", place), ("events", place, "-f"))]
+    for process in waiting:
+        assert process.stderr is not None and "from the mirror" in process.stderr.readline()  # it has the first story
+    add_end(draft)
+    (mirror / "demo" / "run-000002.tar.gz").write_bytes(pack_run(draft))
     ended, told = (process.communicate(timeout=HANGS_S)[0] for process in waiting)
     assert json.loads(ended)["state"] == "finished"
     assert [process.returncode for process in waiting] == [0, 0]
     assert told.endswith("finished after 3 s\n")
 
 
+def program(code: str, *words: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", code, *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def add_end(run: RunDir) -> None:
+    event = {"at_s": time.time(), "event": "ended", "text": "finished after 3 s"}
+    (run.path / "events-supervisor.jsonl").write_text(json.dumps(event) + "\n")
+    atomic.write_json(run.attempt(1).exit_file, {"attempt": 1, "exit_code": 0, "cause": "finished"})
+
+
+def test_no_value_is_missed_in_the_copies_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy holds the last 4 MiB, so what was read before is somewhere else in the next one."""
+    monkeypatch.setattr(numbers, "is_copy", lambda run: True)
+    path, whole = tmp_path / "metrics-0.jsonl", tmp_path / "whole"
+    lines = [json.dumps({"step": step, "loss": step}) + "\n" for step in range(210_000)]
+
+    def copy(count: int) -> None:
+        whole.write_text("".join(lines[:count]))
+        path.write_bytes(read_tail(whole, TAIL_BYTES))
+
+    copy(100)
+    tail = numbers.MetricsTail(RunDir(tmp_path))
+    for before, count in ((100, 200), (200, 200_000), (200_000, 205_000), (205_000, 205_000), (205_000, 210_000)):
+        copy(count)
+        seen = tail.read().get("loss", [])
+        if before == 200:
+            assert seen[-1] == count - 1  # so much came at once that the copies do not meet
+        else:
+            assert seen == list(range(before, count))
+
+
+def test_a_mirror_that_is_silent_costs_wait_its_time_and_one_that_fails_is_no_end_of_the_run(mirror: Path) -> None:
+    silent = program(SILENT, "wait", "s3://bucket/runs/demo", "--timeout", "0s")
+    out, err = silent.communicate(timeout=HANGS_S)
+    assert (silent.returncode, out) == (124, "")
+    assert err.endswith("error: the mirror has not answered within 0.1 s\n")
+
+    upload(mirror, "demo", 1, "")
+    cut = program(CUT_OFF, "wait", f"{mirror}/demo", "--timeout", "1h")
+    assert cut.stderr is not None and "from the mirror" in cut.stderr.readline()
+    assert "trying again" in cut.stderr.readline()
+    assert cut.stderr.readline() == "its records are old by now\n"
+    add_end(RunDir(mirror.parent / "of another machine" / "demo"))
+    data = pack_run(RunDir(mirror.parent / "of another machine" / "demo"))
+    (mirror / "demo" / "run-000002.tar.gz").write_bytes(data)
+    assert json.loads(cut.communicate(timeout=HANGS_S)[0])["state"] == "finished"
+
+
+SILENT = """
+import sys, threading
+from jackline.checkpoint.mirror import stories
+from jackline.cli.main import main
+from jackline.cli.programs import wait
+stories.open_store = lambda place: threading.Event().wait()
+wait.LEAST_FOR_A_MIRROR_S = 0.1
+sys.argv[0] = "jackline"
+main()
+"""
 FAST = """
 import sys
 from jackline.cli import mirrored
 from jackline.cli.main import main
 mirrored.RENEW_EVERY_S = 0.1
+sys.stderr.reconfigure(line_buffering=True)
 sys.argv[0] = "jackline"
 main()
+"""
+
+
+CUT_OFF = f"""
+import pathlib, sys
+from jackline.checkpoint.mirror.stories import Copies
+from jackline.rundir import status
+renew = Copies._renew_one
+def renew_later(self, name):
+    if list(pathlib.Path(self.place, name).glob("*2.tar.gz")) or not list(self.folder.glob("*/run.json")):
+        return renew(self, name)
+    if self.__dict__.setdefault("is_cut_off", False):
+        status.stale_after_s = lambda run, is_afar: -1.0
+        print("its records are old by now", file=sys.stderr, flush=True)
+    self.is_cut_off = True
+    raise OSError("cut off")
+Copies._renew_one = renew_later
+{FAST}
 """
 
 

@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jackline.errors import JacklineError, UsageError
 from jackline.rundir.access.secrets import without_secrets
@@ -23,6 +23,7 @@ from jackline.units import format_duration
 if TYPE_CHECKING:
     from jackline.checkpoint.mirror.stories import Copies
 
+T = TypeVar("T")
 RENEW_EVERY_S = 10.0  # records reach a mirror once a minute
 SLOW_AFTER_S = 2.0
 
@@ -35,10 +36,56 @@ def find_to_read(run: str | None, runs_dir: str | None, *, is_told: bool = True)
     elif run is None or not _is_in_mirror(run, runs_folder(runs_dir)):
         return find_run(run, runs_folder(runs_dir), is_read_only=True)
     else:
-        found = _bring(run)
+        found, _ = _bring(run)
     if is_told:
         say_age(found)
     return found
+
+
+def find_to_follow(
+    run: str | None, runs_dir: str | None, *, within_s: float | None = None, is_told: bool = True
+) -> tuple[RunDir, Renewing | None]:
+    """The requested run. Of one in a mirror newer records are brought from now on. Raises MirrorSilent when nothing
+    has come from there within the time."""
+    place = mirror_of(runs_dir)
+    if not place and (run is None or not _is_in_mirror(run, runs_folder(runs_dir))):
+        return find_run(run, runs_folder(runs_dir), is_read_only=True), None
+
+    def bring() -> tuple[RunDir, str]:
+        return (find_run(run, folder_to_read(runs_dir), is_read_only=True), place) if place else _bring(run or "")
+
+    from jackline.checkpoint.mirror.stories import Copies
+
+    found, place = bring() if within_s is None else _within(within_s, bring)
+    say_age(found)
+    return found, Renewing(Copies(place), found.name, is_told=is_told)
+
+
+class MirrorSilent(JacklineError):
+    """A mirror has not answered in the time that a person gave it."""
+
+    exit_code = 124  # as `timeout` has it
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """In a thread that is left behind: a store may never answer."""
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as problem:
+            failed.append(problem)
+
+    thread = threading.Thread(target=run, name="mirror-reader", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise MirrorSilent(f"the mirror has not answered within {format_duration(seconds)}")
+    return found[0]
 
 
 def folder_to_read(runs_dir: str | None) -> Path:
@@ -73,33 +120,27 @@ def mirror_of(runs_dir: str | None) -> str:
 class Renewing:
     """Brings newer records from now on, in a thread: a store may take long, or never answer, and is asked again."""
 
-    def __init__(self, copies: Copies, name: str | None = None) -> None:
-        """`name`: of one run; without it those of all."""
+    def __init__(self, copies: Copies, name: str | None = None, *, is_told: bool = False) -> None:
+        """`name`: of one run; without it those of all. `is_told`: say on stderr when it cannot be read."""
         self.trouble = ""
-        self._copies, self._name = copies, name
+        self._copies, self._name, self._is_told = copies, name, is_told
         threading.Thread(target=self._work, name="mirror-reader", daemon=True).start()
 
     def _work(self) -> None:
         while True:
             time.sleep(RENEW_EVERY_S)
-            try:
-                self._copies.renew(self._name)
-                self.trouble = ""
-            except JacklineError as problem:
-                self.trouble = problem.message
-            except OSError as problem:
-                self.trouble = str(problem)
+            before, self.trouble = self.trouble, self._renew()
+            if self._is_told and self.trouble != before:
+                _say(f"{self.trouble}; trying again" if self.trouble else "the mirror can be read again")
 
-
-def keep_renewed(word: str | None, runs_dir: str | None, run: RunDir) -> Renewing | None:
-    """From now on bring newer records of the run that these words name; None for a run that is no copy."""
-    from jackline.checkpoint.mirror.stories import Copies, find_in_mirror
-
-    place = mirror_of(runs_dir)
-    if not place and word is not None and _is_in_mirror(word, runs_folder(runs_dir)):
-        with _told_when_slow(word):
-            place = find_in_mirror(word)[0]
-    return Renewing(Copies(place), run.name) if place else None
+    def _renew(self) -> str:
+        try:
+            self._copies.renew(self._name)
+        except JacklineError as problem:
+            return problem.message
+        except OSError as problem:
+            return str(problem)
+        return ""
 
 
 def keep_all_renewed(runs_dir: str | None) -> None:
@@ -123,7 +164,8 @@ def _is_in_mirror(word: str, folder: Path) -> bool:
     return not (folder / word / "run.json").exists() and is_mirror(word)
 
 
-def _bring(word: str) -> RunDir:
+def _bring(word: str) -> tuple[RunDir, str]:
+    """A copy of a run's records, and the place of the mirror."""
     from jackline.checkpoint.mirror.stories import Copies, find_in_mirror
     from jackline.rundir.records.ranks import is_part_of_job
     from jackline.rundir.records.supervisor import read_supervisor
@@ -135,7 +177,7 @@ def _bring(word: str) -> RunDir:
         found = RunDir(copies.folder / name)
         if is_part_of_job(read_supervisor(found).ranks):
             copies.renew()  # the other machines of its job
-    return found
+    return found, place
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ def runs_folder(option: str | os.PathLike[str] | None = None) -> Path:
     if is_url(place):
         raise UsageError(
             f"runs are kept in a folder of this machine, not at {without_secrets(place)}",
-            hint="keep a copy there with --mirror; status, why, logs, watch and dash read it",
+            hint="keep a copy there with --mirror; status, why, logs, watch, wait and dash read it",
         )
     return Path(place).absolute()
 
@@ -131,7 +131,7 @@ def _find_named(word: str, folder: Path) -> RunDir:
     if is_mirror(word):
         raise UsageError(
             f"{without_secrets(word)} is a mirror, and is only read here",
-            hint="status, why, logs, watch, plot and report read it; resume continues its run here",
+            hint="status, why, logs, watch, wait, events, plot and report read it; resume continues its run here",
         )
     near = nearest_name(word, [run.name for run in everywhere])
     hint = f"did you mean '{near}'?" if near else "`jackline runs` lists the runs that can be found"

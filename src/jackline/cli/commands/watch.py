@@ -8,7 +8,7 @@ import time
 import click
 
 from jackline.cli.adopting import run_of_process
-from jackline.cli.mirrored import find_to_read, keep_renewed
+from jackline.cli.mirrored import find_to_follow
 from jackline.cli.options import pid_option, quiet_option, run_argument, runs_dir_option
 from jackline.cli.text.paint import print_note
 from jackline.cli.trusting import trust_option
@@ -36,11 +36,15 @@ def command(run: str | None, pid: int | None, trust: bool, quiet: bool, runs_dir
     is lost. Exits with the run's own exit code when it ends. With --pid a process that was started without Jackline
     becomes a run; it is only read, never signalled.
     """
-    found = find_to_read(run, runs_dir) if pid is None else run_of_process(pid, run, runs_dir)
+    renewing = None
+    if pid is None:
+        found, renewing = find_to_follow(run, runs_dir, is_told=False)
+    else:
+        found = run_of_process(pid, run, runs_dir)
     if is_far(found):
         from jackline.cli.view.afar import follow_from_afar
 
-        sys.exit(follow_from_afar(found, keep_renewed(run, runs_dir, found), is_quiet=quiet))
+        sys.exit(follow_from_afar(found, renewing, is_quiet=quiet))
     sys.exit(watch(found, is_trusted=trust, is_quiet=quiet))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.mirrored import find_to_read, keep_renewed
+from jackline.cli.mirrored import find_to_follow, find_to_read
 from jackline.cli.options import json_option, run_argument, runs_dir_option
 from jackline.cli.text.clock import clock
 from jackline.cli.text.safety import safe_text
@@ -70,9 +70,7 @@ def command(
     jackline events NAME --json --since CURSOR       what is new; each line has the cursor after it
     jackline events NAME -f --json                   until the run is over
     """
-    found = find_to_read(run, runs_dir)
-    if follow:
-        keep_renewed(run, runs_dir, found)
+    found = find_to_follow(run, runs_dir)[0] if follow else find_to_read(run, runs_dir)
     cursor = parse_cursor(since) if since is not None else None
     write = _write_json if as_json else _write_text
     events, is_cut, cursor = read_events(found, cursor, limit)
@@ -82,7 +80,8 @@ def command(
         more = f"jackline events {found.name} --since {format_cursor(cursor)}"
         print(f"[jackline] there are more: {more}", file=sys.stderr, flush=True)
     while follow:
-        is_over = read_status(found).state not in ("alive", "unwatched")
+        status = read_status(found)
+        is_over = status.state not in ("alive", "unwatched") and not status.is_heard_afar
         events, is_cut, cursor = read_events(found, cursor, limit)
         for event, place in events:
             write(event, place)

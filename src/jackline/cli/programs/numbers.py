@@ -7,13 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jackline.checkpoint.mirror.bundle import TAIL_BYTES
+from jackline.rundir.access.reading import offset_after, read_part
 from jackline.rundir.jsonl import read_lines
 from jackline.rundir.layout import RunDir
 from jackline.rundir.registry import is_copy
 
 _NOT_METRICS = ("step", "at_s", "epoch", "attempt")
 _FIRST_LOOK_BYTES = 64 << 10
-_WHOLE_IN_A_COPY_BYTES, _LAST_BYTES = 2 << 20, 4 << 10
+_KNOWN_BYTES = 1000
 
 
 class MetricsTail:
@@ -22,6 +24,8 @@ class MetricsTail:
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._offsets: dict[Path, int] = {}
+        self._last: dict[Path, bytes] = {}  # of a copy: what stands before the offset
+        self._is_copy = is_copy(run)
         self.latest: dict[str, float] = {}
         self._add(self._first_look())
 
@@ -30,7 +34,7 @@ class MetricsTail:
         found: dict[str, list[float]] = {}
         for path in self._files():
             lines = read_lines(path, self._begin(path))
-            self._offsets[path] = lines.next_offset
+            self._note(path, lines.next_offset)
             for name, value in self._add(lines.records):
                 found.setdefault(name, []).append(value)
         return found
@@ -40,17 +44,21 @@ class MetricsTail:
         for path in self._files():
             # It may begin inside a line, which then counts as damaged and is passed over.
             lines = read_lines(path, max(0, _size(path) - _FIRST_LOOK_BYTES))
-            self._offsets[path] = lines.next_offset
+            self._note(path, lines.next_offset)
             records += lines.records
         return records
 
     def _begin(self, path: Path) -> int:
-        """Where to read on. A copy from a mirror has only the end of a long file, so what was read of the copy before
-        says nothing about this one: the last lines are read, which may have been read already."""
-        size = _size(path)
-        if size > _WHOLE_IN_A_COPY_BYTES and is_copy(self._run):
-            return size - _LAST_BYTES
-        return self._offsets.get(path, 0)
+        """Where to read on. The copy of a long file in a mirror is its end alone, and its beginning moves on."""
+        offset, last = self._offsets.get(path, 0), self._last.get(path, b"")
+        found = offset_after(path, offset, last, TAIL_BYTES) if self._is_copy else offset
+        return max(0, _size(path) - _FIRST_LOOK_BYTES) if found is None else found
+
+    def _note(self, path: Path, offset: int) -> None:
+        self._offsets[path] = offset
+        if self._is_copy:
+            size = min(_KNOWN_BYTES, offset)
+            self._last[path] = read_part(path, offset - size, size)
 
     def _files(self) -> list[Path]:
         return sorted(self._run.path.glob("metrics-*.jsonl"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from jackline.cli.mirrored import find_to_read, keep_renewed
+from jackline.cli.mirrored import Renewing, find_to_follow
 from jackline.cli.options import DURATION, run_argument, runs_dir_option
 from jackline.cli.programs.conditions import Condition, find_met, parse_conditions
 from jackline.cli.programs.numbers import MetricsTail
@@ -20,6 +20,7 @@ from jackline.rundir.layout import RunDir
 POLL_S = 0.25
 SLOW_POLL_S = 1.0
 SLOW_AFTER_S = 30.0
+LEAST_FOR_A_MIRROR_S = 20.0
 
 
 @click.command(short_help="Wait until a run ends, hangs or gets far enough; one JSON verdict.")
@@ -50,14 +51,18 @@ def command(run: str | None, until: tuple[str, ...], timeout: float | None, runs
     command.
     """
     conditions = parse_conditions(until)
-    found = find_to_read(run, runs_dir)
-    keep_renewed(run, runs_dir, found)
-    verdict, code = wait_for(found, conditions, timeout)
+    began_s = time.monotonic()
+    patience_s = None if timeout is None else max(timeout, LEAST_FOR_A_MIRROR_S)
+    found, renewing = find_to_follow(run, runs_dir, within_s=patience_s)
+    left_s = None if timeout is None else max(0.0, timeout - (time.monotonic() - began_s))
+    verdict, code = wait_for(found, conditions, left_s, renewing)
     click.echo(json.dumps(verdict, ensure_ascii=False, separators=(",", ":")))
     sys.exit(code)
 
 
-def wait_for(run: RunDir, conditions: Sequence[Condition], timeout_s: float | None) -> tuple[dict[str, Any], int]:
+def wait_for(
+    run: RunDir, conditions: Sequence[Condition], timeout_s: float | None, renewing: Renewing | None = None
+) -> tuple[dict[str, Any], int]:
     """The verdict and the exit code, once a condition holds, the run is over, or the time is."""
     began_s = time.monotonic()
     tail = MetricsTail(run)
@@ -70,7 +75,8 @@ def wait_for(run: RunDir, conditions: Sequence[Condition], timeout_s: float | No
         met = find_met(conditions, found.facts(metrics), first_attempt=first_attempt)
         waited_s = time.monotonic() - began_s
         is_late = timeout_s is not None and waited_s >= timeout_s
-        is_silent = found.status.state in ("elsewhere", "empty") and not found.is_told
+        is_cut_off = renewing is not None and bool(renewing.trouble)  # nothing is known about the run itself
+        is_silent = found.status.state in ("elsewhere", "empty") and not found.is_told and not is_cut_off
         if met is not None or found.is_over or is_late or is_silent:
             verdict = verdict_json(found, tail.latest, met, is_timeout=is_late, waited_s=waited_s)
             return verdict, exit_code(found, met, is_timeout=is_late)

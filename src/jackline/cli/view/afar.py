@@ -18,7 +18,7 @@ from jackline.cli.view.live_line import live_line
 from jackline.cli.view.screen import MARK, Screen
 from jackline.cli.view.viewer import open_screen
 from jackline.errors import EXIT_FAILED, UsageError
-from jackline.rundir.access.reading import read_part
+from jackline.rundir.access.reading import offset_after, read_part
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.session import read_session
 from jackline.rundir.registry import is_copy
@@ -46,9 +46,7 @@ class LogSince:
     def read(self) -> bytes:
         """Whole lines. Only what is new is read: a log may have gigabytes, and lie on a network."""
         try:
-            before = max(0, self._offset - len(self._last))
-            if self._last and read_part(self._path, before, len(self._last)) != self._last:
-                self._offset = self._find_again()
+            self._offset = offset_after(self._path, self._offset, self._last, _MOST_BYTES) or 0
             data = read_part(self._path, self._offset, _MOST_BYTES)
         except FileNotFoundError:  # nothing was printed yet
             return b""
@@ -56,12 +54,6 @@ class LogSince:
         self._offset += len(new)
         self._last = (self._last + new)[-_KNOWN_BYTES:]
         return new
-
-    def _find_again(self) -> int:
-        """Where what was not shown begins, in a copy whose beginning was cut off since; 0 if nothing is known."""
-        data = read_part(self._path, 0, _MOST_BYTES)
-        at = data.rfind(self._last)
-        return at + len(self._last) if at >= 0 else 0
 
 
 def follow_from_afar(run: RunDir, renewing: Renewing | None, *, is_quiet: bool = False) -> int:

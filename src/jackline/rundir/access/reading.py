@@ -71,6 +71,16 @@ def read_part(path: str | os.PathLike[str], offset: int, max_bytes: int) -> byte
         os.close(fd)
 
 
+def offset_after(path: str | os.PathLike[str], offset: int, last: bytes, max_bytes: int) -> int | None:
+    """Where to read on in a file that a newer copy may have replaced, perhaps of its end alone. `last` is what was
+    read up to `offset`; None when the first `max_bytes` do not hold it."""
+    before = max(0, offset - len(last))
+    if not last or read_part(path, before, len(last)) == last:
+        return offset
+    at = read_part(path, 0, max_bytes).rfind(last)
+    return at + len(last) if at >= 0 else None
+
+
 def read_end(path: str | os.PathLike[str], max_bytes: int) -> tuple[bytes, bool]:
     """The last `max_bytes` bytes, and whether there are more before them."""
     fd = open_plain(path)
