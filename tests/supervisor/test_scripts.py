@@ -72,6 +72,10 @@ SCRIPTS = {
         f"runs() {{\n  {SLEEPS}\n}}\nother() {{\n  sleep 2\n}}\nruns\n",
         [(2, SLEEPS), (7, "runs")],
     ),
+    "a function of one line": (
+        f"runs() {{ {SLEEPS}; }}\nother() {{\n  true\n  {SLEEPS}\n}}\nruns\n",
+        [(1, f"runs() {{ {SLEEPS}; }}"), (6, "runs")],
+    ),
     "a continued line": ("timeout \\\n  --foreground 5000 \\\n  sleep 1000\n", [(1, "timeout \\")]),
     "a text of lines": (f"{SLEEPS} << 'EOF'\nsleep well\nEOF\n", [(1, f"{SLEEPS} << 'EOF'")]),
     "a script in Python": (
@@ -95,6 +99,13 @@ def test_credentials_of_a_script_are_not_told(tmp_path: Path) -> None:
     ((_, told),) = frames_of(tmp_path, f"HF_TOKEN=hf_abc API_KEY=xyz {SLEEPS} # curl -u me:word 'Bearer abc'\n")
     assert told == f"HF_TOKEN=*** API_KEY=*** {SLEEPS} # curl -u *** 'Bearer ***'"
     assert without_credentials(line) == f"HF_TOKEN=*** API_KEY=*** env --max-tokens=1 {SLEEPS}"
+
+
+def test_a_script_need_not_be_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_bytes(b"for part in 1; do\n  caf\xe9=1\n  \xe9 2> /dev/null\n  sleep 1000\ndone\n")
+    with sleeping(["bash", str(path)]) as pid:
+        assert [(frame.line, frame.source) for frame in script_frames(pid)] == [(4, SLEEPS)]
 
 
 def test_a_script_of_one_long_line_costs_nothing(tmp_path: Path) -> None:

@@ -30,14 +30,8 @@ SLOW_AFTER_S = 2.0
 
 def find_to_read(run: str | None, runs_dir: str | None, *, is_told: bool = True) -> RunDir:
     """The requested run, or a copy of its records in a mirror; `is_told`: say on stderr how old such a copy is."""
-    if mirror_of(runs_dir):
-        folder = folder_to_read(runs_dir)
-        found = find_run(run, folder, is_read_only=True)
-    elif run is None or not _is_in_mirror(run, runs_folder(runs_dir)):
-        return find_run(run, runs_folder(runs_dir), is_read_only=True)
-    else:
-        found, _ = _bring(run)
-    if is_told:
+    found, place = _find(run, runs_dir)
+    if place and is_told:
         say_age(found)
     return found
 
@@ -45,20 +39,28 @@ def find_to_read(run: str | None, runs_dir: str | None, *, is_told: bool = True)
 def find_to_follow(
     run: str | None, runs_dir: str | None, *, within_s: float | None = None, is_told: bool = True
 ) -> tuple[RunDir, Renewing | None]:
-    """The requested run. Of one in a mirror newer records are brought from now on. Raises MirrorSilent when nothing
-    has come from there within the time."""
-    place = mirror_of(runs_dir)
-    if not place and (run is None or not _is_in_mirror(run, runs_folder(runs_dir))):
-        return find_run(run, runs_folder(runs_dir), is_read_only=True), None
-
-    def bring() -> tuple[RunDir, str]:
-        return (find_run(run, folder_to_read(runs_dir), is_read_only=True), place) if place else _bring(run or "")
-
+    """The requested run. Of one in a mirror newer records are brought from now on; `is_told`: say on stderr when they
+    cannot be. Raises MirrorSilent when nothing has come from there within the time."""
+    is_mirrored = bool(mirror_of(runs_dir)) or (run is not None and _is_in_mirror(run, runs_folder(runs_dir)))
+    if within_s is None or not is_mirrored:
+        found, place = _find(run, runs_dir)
+    else:
+        found, place = _within(within_s, lambda: _find(run, runs_dir))
+    if not place:
+        return found, None
     from jackline.checkpoint.mirror.stories import Copies
 
-    found, place = bring() if within_s is None else _within(within_s, bring)
     say_age(found)
     return found, Renewing(Copies(place), found.name, is_told=is_told)
+
+
+def _find(run: str | None, runs_dir: str | None) -> tuple[RunDir, str]:
+    """The requested run, and the place of the mirror whose copy it is; '' for a run that is here."""
+    if place := mirror_of(runs_dir):
+        return find_run(run, folder_to_read(runs_dir), is_read_only=True), place
+    if run is not None and _is_in_mirror(run, runs_folder(runs_dir)):
+        return _bring(run)
+    return find_run(run, runs_folder(runs_dir), is_read_only=True), ""
 
 
 class MirrorSilent(JacklineError):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import field
 
 from jackline.immutable import immutable
@@ -87,31 +87,37 @@ def read_file_locks(text: bytes | None = None) -> list[FileLock]:
     return found
 
 
-def find_holders(path: str, without: int) -> list[int]:
+def find_holders(path: str) -> list[int]:
     """The processes that hold a flock or fcntl lock of a file and are seen from here, which those of another
     container or machine are not. Raises OSError where there is no such file."""
     found = os.stat(path)  # noqa: PTH116
-    taken = [lock for lock in read_file_locks() if not lock.is_waiting]
-    alike = {lock.pid for lock in taken if lock.inode.rpartition(":")[2] == str(found.st_ino)}
-    # The same number may belong to a file of another disk, and in an overlay the kernel names another device. Whoever
-    # has ended since has left its lock to a child.
-    holders = sorted(pid for pid in alike if pid > 0 and _has_open(pid, found))
-    if not holders and any(not _is_alive(pid) for pid in alike):
-        holders = sorted(pid for pid in list_numbers("/proc") if pid != without and _has_open(pid, found))
-    return holders
+    number = f":{found.st_ino}"
+    # The same number may belong to a file of another disk, and in an overlay the kernel names another device.
+    alike = [lock for lock in read_file_locks() if not lock.is_waiting and lock.inode.endswith(number)]
+    exact = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}{number}"
+    holders = {lock.pid for lock in alike if _holds(lock.pid, found, is_exact=lock.inode == exact)}
+    if alike and not holders:  # whoever took it may have ended, and left it to a child
+        holders = {pid for pid in list_numbers("/proc") if _holds(pid, found, is_exact=False)}
+    return sorted(holders)
 
 
-def _has_open(pid: int, wanted: os.stat_result) -> bool:
-    for fd in list_numbers(f"/proc/{pid}/fd")[:_MOST_FDS]:
+def _holds(pid: int, wanted: os.stat_result, *, is_exact: bool) -> bool:
+    """Whether one of its descriptors has locked the file. Those of another user's process cannot be read: there the
+    kernel's list is believed where it names the same device."""
+    fds = list_numbers(f"/proc/{pid}/fd")
+    if not fds:
+        return is_exact and os.path.isdir(f"/proc/{pid}")  # noqa: PTH112
+    held = (read_bytes(f"/proc/{pid}/fdinfo/{fd}") or b"" for fd in fds_of(pid, wanted))
+    return any(b"\nlock:" in info for info in held)
+
+
+def fds_of(pid: int, wanted: os.stat_result) -> Iterator[int]:
+    """The descriptors by which a process has a file open, the newest first."""
+    for fd in sorted(list_numbers(f"/proc/{pid}/fd"), reverse=True)[:_MOST_FDS]:
         with contextlib.suppress(OSError):
             held = os.stat(f"/proc/{pid}/fd/{fd}")  # noqa: PTH116
             if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
-                return True
-    return False
-
-
-def _is_alive(pid: int) -> bool:
-    return pid > 0 and os.path.isdir(f"/proc/{pid}")  # noqa: PTH112
+                yield fd
 
 
 def _local_peers() -> dict[str, str]:

@@ -134,7 +134,7 @@ def file_lock_words(pid: int, paths: Sequence[str]) -> str:
     there = []
     for path in (os.path.join(folder, name) for name in paths):
         with contextlib.suppress(OSError, ValueError):
-            there.append((path, find_holders(f"/proc/{pid}/root{path}", pid)))
+            there.append((path, find_holders(f"/proc/{pid}/root{path}")))
     if not there:
         return "a file lock"
     path, holders = next((one for one in there if one[1]), there[0])

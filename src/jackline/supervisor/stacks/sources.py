@@ -208,6 +208,8 @@ def _body_of(lines: list[bytes], name: bytes) -> tuple[int, int] | None:
     begins = [number for number, line in enumerate(lines, 1) if head.match(line)]
     if not begins:
         return None
+    if lines[begins[-1] - 1].rstrip().endswith(b"}"):
+        return begins[-1], begins[-1]
     ends = [number for number, line in enumerate(lines, 1) if number > begins[-1] and line.startswith(b"}")]
     return begins[-1], ends[0] if ends else begins[-1]
 
@@ -218,7 +220,7 @@ def _only_call(pid: int, lines: list[bytes], block: tuple[int, int]) -> int | No
     if not arguments:
         return None
     numbers = range(block[0], block[1] + 1)
-    names = [PurePath(os.fsdecode(word)).name.encode() for word in arguments[:2]]
+    names = [os.path.basename(word) for word in arguments[:2]]
     # An interpreter is named by a script's first line, and the script by the command.
     names = names[::-1] if _INTERPRETER.fullmatch(names[0]) else names[:1]
     for name in filter(None, names):
@@ -257,7 +259,7 @@ def _words(command: bytes) -> list[bytes]:
     words = command.split()
     is_wrapped = False
     while words:
-        word = PurePath(os.fsdecode(words[0].strip(b"\"'"))).name.encode()
+        word = os.path.basename(words[0].strip(b"\"'"))
         is_option = is_wrapped and re.match(rb"[-+\d]", words[0]) is not None
         if not (word in _BEFORE_COMMANDS or is_option or re.match(rb"\w+\+?=", words[0])):
             return [word, *words[1:]]

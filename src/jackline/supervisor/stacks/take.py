@@ -26,8 +26,9 @@ from jackline.diagnosis.waiting import around_tries
 from jackline.immutable import immutable
 from jackline.machine.host import find_program
 from jackline.machine.proc import catches_signal, is_python, list_threads, read_command, read_environ, read_wait
-from jackline.machine.procfs import list_numbers, read_bytes, read_text
+from jackline.machine.procfs import read_bytes, read_text
 from jackline.machine.readings import Wait
+from jackline.machine.ties import fds_of
 from jackline.supervisor.child.environment import stack_signal
 from jackline.supervisor.stacks.dumps import (
     fatal_part,
@@ -334,12 +335,7 @@ def _holds_open(pid: int, path: Path) -> bool:
         wanted = path.stat()
     except OSError:
         return False
-    for fd in sorted(list_numbers(f"/proc/{pid}/fd"), reverse=True):
-        with contextlib.suppress(OSError):
-            held = os.stat(f"/proc/{pid}/fd/{fd}")  # noqa: PTH116
-            if (held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino):
-                return True
-    return False
+    return next(fds_of(pid, wanted), None) is not None
 
 
 def _state(pid: int) -> str:
