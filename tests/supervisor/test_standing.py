@@ -154,7 +154,7 @@ def test_a_lock_that_is_only_a_file_accuses_nobody(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("LOCKS", str(folder))
     (folder / "data.lock").write_text("4711\nfar-away")
     words = words_at_lock(tmp_path, "SoftFileLock")
-    assert "in which stands '4711 far-away', whose holder is not seen from here" in words
+    assert "(the file says '4711 far-away'); its holder is not visible here: it may run in another" in words
     assert "a  [31m folder" in words and "\n" not in words
 
 

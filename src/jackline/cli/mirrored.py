@@ -86,7 +86,10 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     if failed:
         raise failed[0]
     if not found:
-        raise MirrorSilent(f"the mirror has not answered within {format_duration(seconds)}")
+        raise MirrorSilent(
+            f"the mirror has not answered within {format_duration(seconds)}",
+            hint="check the network and the mirror's address; with a longer --timeout it is waited for longer",
+        )
     return found[0]
 
 

@@ -42,13 +42,13 @@ class Look:
         return self.status.state in OVER
 
     @property
-    def is_told(self) -> bool:
-        """Whether a supervisor tells what it does, here or on another machine."""
+    def is_reporting(self) -> bool:
+        """Whether a supervisor reports what it does, here or on another machine."""
         return self.status.state == "alive" or self.status.is_heard_afar
 
     def facts(self, metrics: Mapping[str, list[float]]) -> Facts:
         state = self.status.supervisor_state
-        is_watched = self.is_told and not self.status.is_stale
+        is_watched = self.is_reporting and not self.status.is_stale
         return Facts(
             state=self.status.state,
             attempt=self.status.attempt,
@@ -110,7 +110,7 @@ def verdict_json(
         "cause": safe_text(status.exit.cause, MAX_NAME) if found.is_over and status.exit.cause else None,
         "text": _text(found),
         "hint": _hint(found),
-        "verdict": safe_text(state.verdict.kind, MAX_NAME) if found.is_told and state.verdict.kind else None,
+        "verdict": safe_text(state.verdict.kind, MAX_NAME) if found.is_reporting and state.verdict.kind else None,
         "step": _whole(found.step),
         "total": _whole(progress.total),
         "epoch": session.place.epoch or session.epoch,
@@ -133,7 +133,7 @@ def _text(found: Look) -> str:
         return "nobody saw how it ended"
     if status.state == "empty":
         return "created, but never started"
-    if status.state == "elsewhere" and not found.is_told:
+    if status.state == "elsewhere" and not found.is_reporting:
         return "last seen on another machine"
     if status.state == "unwatched":
         return "alive without a supervisor: `jackline watch` starts a new one; hangs are not noticed until then"
@@ -156,7 +156,7 @@ def _hint(found: Look) -> str | None:
 def _next(found: Look) -> str:
     name = shlex.quote(found.run.name)
     state, verdict = found.status.state, found.status.supervisor_state.verdict
-    if state == "dead" or (verdict.is_alarm and found.is_told):
+    if state == "dead" or (verdict.is_alarm and found.is_reporting):
         return f"jackline why {name}"
     if state == "stopped":
         return f"jackline resume {name} --detach --json"

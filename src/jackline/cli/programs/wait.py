@@ -76,7 +76,7 @@ def wait_for(
         waited_s = time.monotonic() - began_s
         is_late = timeout_s is not None and waited_s >= timeout_s
         is_cut_off = renewing is not None and bool(renewing.trouble)  # nothing is known about the run itself
-        is_silent = found.status.state in ("elsewhere", "empty") and not found.is_told and not is_cut_off
+        is_silent = found.status.state in ("elsewhere", "empty") and not found.is_reporting and not is_cut_off
         if met is not None or found.is_over or is_late or is_silent:
             verdict = verdict_json(found, tail.latest, met, is_timeout=is_late, waited_s=waited_s)
             return verdict, exit_code(found, met, is_timeout=is_late)

@@ -145,10 +145,10 @@ def file_lock_words(pid: int, paths: Sequence[str]) -> str:
     owner = _text(
         (read_bytes(f"/proc/{pid}/root{path}") or b"")[:_LONGEST_COMMAND].decode("utf-8", "replace")
     ).strip()
-    inside = f", in which stands '{owner}'," if owner else ""
+    content = f" (the file says '{owner}')" if owner else ""
     return (
-        f"file lock '{_text(path)}'{inside} whose holder is not seen from here: it may be in another container or on "
-        "another machine, or have left the file behind"
+        f"file lock '{_text(path)}'{content}; its holder is not visible here: it may run in another container or on "
+        "another machine, or have exited without deleting the file"
     )
 
 
