@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +35,11 @@ class Told:
 class Door:
     """This process, as one that has taken an optimizer step: the FIFO at which it is asked, and its answers."""
 
-    def __init__(self, attempt: AttemptDir) -> None:
+    def __init__(self, attempt: AttemptDir, pid: int | None = None) -> None:
         self._attempt, self._num_answers = attempt, 0
-        path = attempt.rescue_door(os.getpid())
-        path.parent.mkdir(parents=True)
+        self._pid = pid or os.getpid()
+        path = attempt.rescue_door(self._pid)
+        path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
         self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -50,7 +53,7 @@ class Door:
         return [question["cause"] for question in self.questions()]
 
     def answer(self, question: dict[str, Any], stall_s: float = 0.01) -> None:
-        record = RescueRecord(question["id"], os.getpid(), question["cause"], "saved", path="/x", stall_s=stall_s)
+        record = RescueRecord(question["id"], self._pid, question["cause"], "saved", path="/x", stall_s=stall_s)
         self._num_answers += 1
         write_rescue(self._attempt, replace(record, step=7, is_boundary=True, at_s=1.79e9 + self._num_answers))
 
@@ -96,6 +99,32 @@ def test_a_stuck_verdict_and_memory_that_runs_out_ask_once_each(attempt: Attempt
         "rescued the state of step 7 because host memory is nearly full",
     ]
     assert "load it: jackline rescue a --load" in told.events[0][1]
+
+
+def test_an_answer_that_comes_while_another_is_told_is_told_at_the_next_look(
+    attempt: AttemptDir, door: Door
+) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        second = Door(attempt, other.pid)
+
+        class TwoAnswers(Told):
+            def emit(self, event: str, text: str, **facts: Any) -> None:
+                if not self.events:
+                    second.answer(second.questions()[0])
+                super().emit(event, text, **facts)
+
+        one = rescuing(attempt, told := TwoAnswers())
+        look(one, 0.0, is_stuck=True)
+        door.answer(door.questions()[0])
+        look(one, 1.0, is_stuck=True)
+        assert len(told.events) == 1
+        look(one, 2.0, is_stuck=True)
+        assert len(told.events) == 2
+        os.close(second.fd)
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_memory_that_runs_out_again_and_again_is_no_reason_to_save_again_and_again(

@@ -156,22 +156,21 @@ class Rescuing:
         return bool(self._asked)
 
     def _read_answers(self, now_s: float, *, is_over: bool = False) -> None:
-        for record in read_rescues(self._attempt)[::-1] if is_over else self._known_records():
+        # Each record is read once: an answer that came between two looks would count as read and never be told.
+        # Without a question the folder is read only at the end.
+        known = {asked.pid: read_rescue(self._attempt, asked.pid) for asked in self._asked.values()}
+        for record in read_rescues(self._attempt)[::-1] if is_over else list(known.values()):
             if record.pid is not None and self._told.get(record.pid) != record.at_s:
                 self._told[record.pid] = record.at_s or 0.0
                 self._tell(record)
         for asked in list(self._asked.values()):
-            if is_answer(read_rescue(self._attempt, asked.pid), asked.id):
+            if is_answer(known[asked.pid], asked.id):
                 del self._asked[asked.pid]
             elif is_over or now_s > asked.until_s:
                 del self._asked[asked.pid]
                 if not is_over:
                     why = "it does not answer; a call into C may hold Python's global lock"
                     self._events.emit("note", f"no rescue of process {asked.pid}: {why}")
-
-    def _known_records(self) -> list[RescueRecord]:
-        """Without a question the folder is read only at the end."""
-        return [read_rescue(self._attempt, pid) for pid in self._asked]
 
     def _tell(self, record: RescueRecord) -> None:
         if not record.is_there or (record.outcome == "refused" and record.why.startswith("this is rank")):
