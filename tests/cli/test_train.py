@@ -84,14 +84,17 @@ def test_a_training_that_is_killed_resumes_when_the_same_is_typed_again(shell: S
 def test_an_own_recipe_is_trained_and_what_it_prints_does_no_harm(shell: Shell) -> None:
     script = shell.script(
         "mine.py",
+        "import atexit, sys\n"
         "from jackline.trainer.config import TrainConfig\n"
         "print('hello from mine')\n"
+        "atexit.register(lambda: print('torch', *(name in sys.modules for name in ('torch', 'torch._dynamo'))))\n"
         "def recipe():\n"
         "    return TrainConfig(model='nano', data='text', tokenizer='bytes', max_steps=3, warmup_steps=1)\n",
     )
     done = shell.jackline("train", f"{script}:recipe", *TINY, "--name", "mine", "warmup_steps=1")
     assert done.code == 0, done
     assert "[end] end       finished at step 3 of 3" in done.out
+    assert "torch True False\n" in done.out  # what compiles nothing does not wait for the compiler's import
 
 
 def test_what_cannot_be_meant_starts_nothing(shell: Shell) -> None:

@@ -101,9 +101,7 @@ def test_a_stuck_verdict_and_memory_that_runs_out_ask_once_each(attempt: Attempt
     assert "load it: jackline rescue a --load" in told.events[0][1]
 
 
-def test_an_answer_that_comes_while_another_is_told_is_told_at_the_next_look(
-    attempt: AttemptDir, door: Door
-) -> None:
+def test_an_answer_that_comes_while_another_is_told_is_told_at_the_next_look(attempt: AttemptDir, door: Door) -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         second = Door(attempt, other.pid)

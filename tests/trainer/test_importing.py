@@ -79,3 +79,43 @@ def test_a_folder_that_cannot_be_made_is_done_without(package: Path, tmp_path: P
     (tmp_path / "home").write_text("a file")
     lines = start(package, PYTHONDONTWRITEBYTECODE="1")
     assert lines[0] == "None" and lines[2] == "None 1"
+
+
+OPTIMIZERS = """
+import sys, torch
+from jackline.trainer.startup.process import delay_compiler
+
+class Own(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self):
+        return super().step()
+
+def train(make, num_steps):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    optimizer = make([weight])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+        schedule.step()
+        assert torch.is_grad_enabled()
+    again = make([weight])
+    again.load_state_dict(optimizer.state_dict())
+    return weight
+
+kinds = [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.Muon, lambda p: Own(p, lr=0.1, momentum=0.9)]
+delay_compiler()
+without = [train(kind, 5) for kind in kinds]
+print("torch._dynamo" in sys.modules)
+import torch._dynamo
+print(all(map(torch.equal, without, [train(kind, 5) for kind in kinds])))
+inside = torch.optim.Optimizer.zero_grad.__wrapped__
+print(torch.compiler.is_compiling(), inside.__dynamo_disable.__module__)
+"""
+
+
+def test_an_optimizer_works_without_the_compiler_and_alike_once_it_is_there() -> None:
+    done = subprocess.run([sys.executable, "-c", OPTIMIZERS], capture_output=True, text=True, timeout=HANGS_S)
+    assert done.stdout.splitlines() == ["False", "True", "False torch._dynamo.eval_frame"], done.stderr

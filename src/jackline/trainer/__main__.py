@@ -7,6 +7,7 @@ which may import neither torch nor a person's file: `--resolve RECIPE [settings]
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ from jackline.trainer.recipe import load_recipe
 from jackline.trainer.report.console import Console
 from jackline.trainer.startup.process import (
     compile_ahead,
+    delay_compiler,
     drop_unready_workers,
     keep_bytecode,
     leave,
@@ -95,6 +97,7 @@ def _train_resolved(resolved: Resolved, run: RunDir, console: Console) -> None:
             from jackline.trainer.startup.parallel import join_ranks
             from jackline.trainer.startup.shared_code import give
             from jackline.trainer.startup.sizing import settle_size
+        delay_compiler()
         device = usable_device(resolved.config)
         if words := join_ranks(resolved.config, device):
             console.say(words)
@@ -195,6 +198,9 @@ def run_and_leave(argv: Sequence[str]) -> NoReturn:
         code = end.code
     finally:
         drop_unready_workers()
+    if argv[0] in _ANSWERS:
+        with contextlib.suppress(OSError):
+            os.dup2(2, 1)  # the answer is the last line: what a person's recipe prints at the exit is none of it
     leave(code)
 
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jackline import accelerator
 
@@ -55,6 +56,7 @@ _LOADED_LATER = ("torch/fx", "sympy", "mpmath", "torch/_dynamo", "torch/_functor
                  "torch/distributed", "torch/ao", "torch/onnx", "torch/export", "torch/_export",
                  "triton")  # fmt: skip
 _MIN_CORES = 4
+_DISABLED = "__dynamo_disable"  # torch's own name: where it is another one, the compiler is imported as before
 _ahead: list[subprocess.Popen[bytes]] = []
 
 
@@ -159,6 +161,48 @@ def import_compiler() -> None:
     """About 3 s that `model.compile()` and its first call would take otherwise."""
     with contextlib.suppress(ImportError), without_collecting():
         import torch._inductor.compile_fx  # noqa: F401
+
+
+def delay_compiler() -> None:
+    """Lets torch's optimizers work without its compiler: 1 s and 90 MB in every process that compiles nothing.
+
+    To stay out of its graphs their methods import it when they are first called. Until somebody else imports it there
+    are no graphs; from then on they do as torch has them. Before the first optimizer is made.
+    """
+    import torch
+
+    for kind in (torch.optim.Optimizer, *torch.optim.Optimizer.__subclasses__()):
+        for name, method in list(vars(kind).items()):
+            inner, code = getattr(method, "__wrapped__", None), getattr(method, "__code__", None)
+            if inner is None or code is None:
+                continue
+            if method.__globals__.get("__name__") == "torch._compile":
+                inner.__dict__.setdefault(_DISABLED, _until_compiler(method, inner))
+            elif code.co_name == "_use_grad" and kind.__module__.startswith("torch.optim."):
+                setattr(kind, name, functools.wraps(inner)(_until_compiler(method, _as_differentiable(inner))))
+
+
+def _until_compiler(method: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of an optimizer, and what is inside of it for as long as there is no compiler."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return inner(*args, **kwargs)
+        inner.__dict__.pop(_DISABLED, None)
+        return method(*args, **kwargs)
+
+    return call
+
+
+def _as_differentiable(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Without gradients, or with them for an optimizer that was asked for them: what torch does around a step."""
+    import torch
+
+    def call(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            return step(self, *args, **kwargs)
+
+    return call
 
 
 def _open(device: torch.device) -> None:
