@@ -8,7 +8,8 @@ def tokenise(seconds: float) -> int:
     end = time.monotonic() + seconds
     count = 0
     while time.monotonic() < end:
-        count += len(str(count))
+        count += sum(len(str(number)) for number in range(2000))
+        time.sleep(0.004)
     return count
 
 

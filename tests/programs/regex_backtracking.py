@@ -1,5 +1,5 @@
 """Catastrophic backtracking: one line, a whole core, for ever. From outside it cannot be told from work."""
-# expect: verdict=BUSY never=STUCK,SUSPECT marker=HERE watch_s=15
+# expect: verdict=BUSY never=STUCK,SUSPECT marker=HERE watch_s=15 slow=yes
 
 import re
 

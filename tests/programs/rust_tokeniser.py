@@ -1,5 +1,5 @@
 """One long call into Rust that has released the GIL and shows no Python frame of its own."""
-# expect: verdict=BUSY|PROGRESS never=STUCK,SUSPECT marker=HERE watch_s=15 needs=tokenizers
+# expect: verdict=BUSY|PROGRESS never=STUCK,SUSPECT marker=HERE needs=tokenizers
 
 import os
 
