@@ -81,7 +81,8 @@ for stage in stages: stage.start()
 for stage in stages: stage.join()  # HERE
 """,
         ("the main thread waits for the end of thread 'stage-0'", ":{HERE}", "thread 'stage-0' holds lock '",
-         "thread 'stage-1' holds lock 'self.theirs'", "thread 'stage-2' holds", "they wait for each other"),
+         "thread 'stage-1' holds lock 'self.mine' ('self.theirs' in thread 'stage-0')",
+         "thread 'stage-2' holds", "they wait for each other"),
     ),
     Case(
         "taken_twice_in_two_functions",
@@ -215,7 +216,8 @@ with a:
     gate.wait()
     with b: pass
 """,
-        ("the main thread holds lock 'self.inner'", ":{HERE}; thread 'other' holds lock", "they wait for each other"),
+        ("the main thread holds lock 'a' ('self.inner' in thread 'other')", ":{HERE}; thread 'other' holds lock 'b'",
+         "they wait for each other"),
     ),
     Case(
         "taken_in_a_function_that_has_returned",
@@ -422,8 +424,8 @@ with ThreadPoolExecutor(2) as pool:
     futures = [pool.submit(step, number) for number in range(3)]
     print([future.result() for future in futures])  # HERE
 """,
-        ("the main thread waits for the result of a future", ":{HERE}; thread '", "-0_0', like 1 other, waits",
-         "(Barrier)", ":{THERE}: whoever could end these waits is among those that wait"),
+        ("the main thread waits for the result of a future", ":{HERE}; thread '", "-0_0' (1 other does the same)",
+         "(Barrier)", ":{THERE}: no thread that is left could end these waits"),
     ),
     Case(
         "semaphore_lost_by_an_error",
@@ -439,8 +441,8 @@ jobs = [threading.Thread(target=job, args=(number,), name=f"job-{number}") for n
 for one in jobs: one.start()
 for one in jobs: one.join()  # HERE
 """,
-        ("the main thread waits for the end of thread 'job-2'", ":{HERE}", "thread 'job-2', like 2 others, waits",
-         "(BoundedSemaphore)", ":{THERE}: whoever could end these waits is among"),
+        ("the main thread waits for the end of thread 'job-2'", ":{HERE}", "thread 'job-2' (2 others do the same)",
+         "(BoundedSemaphore)", ":{THERE}: no thread that is left could end these waits"),
     ),
     Case(
         "a_pool_fed_by_a_generator_that_waits",
@@ -455,7 +457,7 @@ if __name__ == "__main__":
         for result in pool.imap(abs, feed()): pass  # HERE
 """,
         ("waits for the results of a pool at", ":{HERE}", "(_handle_tasks)", "an item of a queue that is empty",
-         ":{THERE}: whoever could end"),
+         ":{THERE}: no thread that is left could end"),
     ),
     Case(
         "imports_itself_in_a_thread",
@@ -487,9 +489,61 @@ if __name__ == "__main__":
     for one in both: one.start()
     for one in both: one.join()  # HERE
 """,
-        ("waits for the end of process", ":{HERE}", "holds lock 'second' (there 'first') (since", ":5) and waits",
-         "'second' at", ":{THERE}", "holds lock 'second' (there 'first')", "they wait for each other"),
+        ("waits for the end of process", ":{HERE}", "holds lock 'first' ('second' in the main thread of process",
+         "(since", ":5) and waits for lock 'second' at", ":{THERE}",
+         "holds lock 'first' ('second' in the main thread", "they wait for each other"),
         waits="child",
+    ),
+    Case(
+        "an_owner_that_has_ended",
+        """
+import threading
+class Table:
+    def __init__(self):
+        self.guard = threading.RLock()
+    def fill(self):
+        self.guard.acquire()
+table = Table()
+filler = threading.Thread(target=table.fill, name="filler")
+filler.start(); filler.join()
+with table.guard: pass  # HERE
+""",
+        ("the main thread waits for lock 'table.guard'", ":{HERE}: nobody is left who could end this wait",
+         "the thread 'filler' that took lock 'table.guard' has ended without giving it back"),
+    ),
+    Case(
+        "tasks_of_a_pool_that_wait_for_tasks_of_it",
+        """
+from concurrent.futures import ThreadPoolExecutor, wait
+pool = ThreadPoolExecutor(3)
+def inner(number): return number
+def outer(number):
+    parts = [pool.submit(inner, number) for _ in range(2)]
+    wait(parts)  # THERE
+    return sum(part.result() for part in parts)
+print(list(pool.map(outer, range(6))))  # HERE
+""",
+        ("the main thread waits for the result of a future", ":{HERE}; thread '", "(2 others do the same) waits for",
+         ":{THERE}", "all 3 threads of that pool wait for results, while", "tasks wait in its queue for a free one"),
+    ),
+    Case(
+        "a_child_that_was_killed",
+        """
+import multiprocessing, os, signal
+def produce(queue):
+    queue.put(1)
+    queue.close(); queue.join_thread()
+    os.kill(os.getpid(), signal.SIGKILL)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    items = context.Queue()
+    child = context.Process(target=produce, args=(items,)); child.start()
+    while True:
+        items.get()  # HERE
+""",
+        ("the main thread waits for data from a pipe", ":{HERE}: nobody is left who could end this wait; process ",
+         ", its child, was killed by SIGKILL"),
+        waits="pipe",
     ),
 )  # fmt: skip
 

@@ -11,7 +11,8 @@ import pytest
 from jackline.diagnosis.frames import Frame, ProcessStack, ThreadStack
 from jackline.machine.proc import read_tree
 from jackline.machine.readings import ProcessReading, TreeReading, Wait
-from jackline.supervisor.hang.incident import advice, incident_text, stack_lines, write_incident
+from jackline.supervisor.hang.deadlock import Deadlock, Member
+from jackline.supervisor.hang.incident import advice, incident_text, stack_lines, steps_in, write_incident
 from jackline.supervisor.hang.lock_cycle import explain_locks, held_around, wanted_at
 from jackline.supervisor.hang.verdict import Verdict
 from jackline.supervisor.stacks.take import sample_stacks
@@ -47,6 +48,28 @@ def reading(pid: int, **more: object) -> ProcessReading:
         **more,
     }
     return ProcessReading(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("waits", "text", "step"),
+    [
+        ([("lock 'a'", "lock 'b'"), ("lock 'b'", "lock 'a'")], "they wait for each other", "in the same order"),
+        ([("lock 'a'", "")], "thread 'filler' that took it has ended without giving it back", "with `with`"),
+        ([("lock 'a'", "")], "nobody is left", "take the lock with `with`"),
+        ([("an item of a queue that is empty", "")], "nobody is left", "who should put, set, notify or finish it"),
+        ([("an item of a queue that is empty", "")], "thread 'r' has ended with OSError", "mend first"),
+        ([("the result of a future", "")], "all 2 threads of that pool wait", "a pool of their own"),
+        ([("data from a pipe", "")], "nobody is left", "close the ends that are not used"),
+        ([("lock 'a'", "")], "process 8 was forked from process 7 while", "'spawn' instead of 'fork'"),
+    ],
+)
+def test_the_advice_for_a_deadlock_is_about_what_its_members_wait_for(
+    waits: list[tuple[str, str]], text: str, step: str
+) -> None:
+    members = tuple(Member(7, 7, "the main thread", wait, "a.py:1", holds) for wait, holds in waits)
+    verdict = Verdict("STUCK", "DEADLOCK", 5.0, text, None, 7, deadlock=Deadlock(members, False, text, True))
+    steps = steps_in(incident_text(verdict, (), TreeReading(1.0, ()), 0.0))
+    assert step in steps[0] and not any("samples the stacks again" in one for one in steps)
 
 
 def test_the_whole_text_of_an_incident() -> None:

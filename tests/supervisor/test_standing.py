@@ -19,8 +19,9 @@ from jackline.machine.readings import Wait
 from jackline.machine.ties import FileLock, read_file_locks
 from jackline.supervisor.attempt.hang_watch import AskedBefore
 from jackline.supervisor.stacks.dumps import without_inherited
-from jackline.supervisor.stacks.standing import Standing, read_standing
+from jackline.supervisor.stacks.standing import Standing, printed_endings, read_standing
 from jackline.supervisor.stacks.take import sample_stacks, with_reports
+from tests.deadline import HANGS_S
 from tests.supervisor.hanging import Hanging, hanging, wait_until
 
 ASYNCIO = """
@@ -162,6 +163,33 @@ def at_file_lock(program: Hanging) -> Standing | None:
     standing = read_standing([program.pid], program.stacks)
     kinds = [thread.waits.kind for report in standing.reports for thread in report.threads if thread.waits]
     return standing if kinds == ["file_lock"] else None
+
+
+DYING = """
+import multiprocessing, threading
+def read(path):
+    raise LookupError(f"{path} has no rows; see https://me:secret@hub.example/x")
+def fold():
+    try: int("x")
+    except ValueError: raise RuntimeError("cannot fold")
+if __name__ == "__main__":
+    print("Exception in thread: none yet", flush=True)
+    thread = threading.Thread(target=read, args=("a.csv",), name="reader 7"); thread.start(); thread.join()
+    child = multiprocessing.get_context("fork").Process(target=fold, name="folder"); child.start(); child.join()
+"""
+
+
+def test_what_python_printed_of_threads_and_children_that_failed_is_known(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    with (tmp_path / "raw.out").open("wb") as out:
+        command = [sys.executable, str(tmp_path / "dying.py")]
+        subprocess.run(command, stdout=out, stderr=out, check=True, timeout=HANGS_S)
+    thread, child = printed_endings(tmp_path)
+    place = f"{tmp_path / 'dying.py'}:"
+    assert thread.startswith("thread 'reader 7' has ended with LookupError: a.csv has no rows; see https://")
+    assert thread.endswith(f" at {place}4") and "secret" not in thread
+    assert child == f"process 'folder' has ended with RuntimeError: cannot fold at {place}7"
+    assert printed_endings(tmp_path / "nowhere") == ()
 
 
 def test_the_frames_of_the_parent_are_cut_off() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,10 +17,13 @@ from jackline.cli.options import DURATION, json_option, run_argument, runs_dir_o
 from jackline.cli.text.paint import page, print_out
 from jackline.errors import UsageError
 from jackline.rundir import atomic
+from jackline.rundir.access.reading import read_text
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId, is_alive
 from jackline.rundir.status import RunStatus, read_status
 from jackline.units import format_duration
+
+_LARGEST_INCIDENT = 4 << 20
 
 
 @click.command(short_help="What it is doing, by file and line; why it ended, from evidence.")
@@ -165,6 +169,7 @@ def _save_case(path: Path, case: object) -> None:
 
 def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterator[str]:
     from jackline.cli.text.clock import clock
+    from jackline.supervisor.hang.incident import steps_in
 
     state = status.supervisor_state
     if not is_watched:
@@ -182,6 +187,9 @@ def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterato
         yield f"silent for {format_duration(state.silent_s)}"
     for incident in state.incidents:
         yield f"incident: {incident.path}"
+    if state.verdict.kind in ("STUCK", "SUSPECT") and state.incidents:
+        with contextlib.suppress(OSError):
+            yield from (f"hint: {step}" for step in steps_in(read_text(state.incidents[-1].path, _LARGEST_INCIDENT)))
 
 
 def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:

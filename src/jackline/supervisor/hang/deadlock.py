@@ -9,7 +9,10 @@ missed but not invented. `standing` reads what this module looks at.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from jackline.immutable import immutable
 from jackline.supervisor.stacks.dumps import is_own_code
@@ -17,7 +20,9 @@ from jackline.supervisor.stacks.inside import Hold, InsideReport, ThreadReport, 
 from jackline.supervisor.stacks.standing import Standing, StandingThread
 
 Node = tuple[int, int]  # process, thread
+_RESULT, _UNKNOWN_HOLDER = "the result of a future", "who holds "
 _THREAD_WAITS = ("threads", "idle")
+_MOST_LOST = 2
 
 
 @immutable
@@ -58,6 +63,7 @@ class Deadlock:
     is_cycle: bool
     text: str
     has_main: bool  # the main thread of the leading process can never run again
+    is_closed: bool = False  # a cycle in which each waits for a certain one: nobody else could have ended it
 
     @property
     def story(self) -> tuple[str, ...]:
@@ -79,7 +85,25 @@ def find_deadlock(standing: Standing, leader_pid: int, ran: frozenset[Node] = fr
     # An idle worker of a pool is dead only because all others are: those tell the story.
     stories = [_follow(node, waiters, dead) for node in sorted(dead, key=lambda node: (node != main, node))]
     chosen = stories[0] if main in dead else next((story for story in stories if story[1]), stories[0])
-    return _tell(*chosen, waiters, has_main=main in dead)
+    told = _tell(*chosen, waiters, has_main=main in dead)
+    more = [] if told.is_closed else [*_lost_children(standing, told), *standing.endings]
+    return replace(told, text="; ".join([told.text, *more])) if more else told
+
+
+def _lost_children(standing: Standing, told: Deadlock) -> list[str]:
+    """Processes that have ended badly, and whose parent waits for something else than their end."""
+    pids = {member.pid for member in told.members}
+    lost = [one for one in standing.threads if one.ppid in pids and one.ended_by]
+    return [f"process {one.pid}, its child, {_ended(one.ended_by or 0)}" for one in lost[:_MOST_LOST]]
+
+
+def _ended(status: int) -> str:
+    """`status` is as waitpid tells it."""
+    if not os.WIFSIGNALED(status):
+        return f"has exited with code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    is_named = number in set(signal.Signals)
+    return f"was killed by {signal.Signals(number).name if is_named else f'signal {number}'}"
 
 
 def find_dead(waiters: Mapping[Node, Waiter], nodes: Iterable[Node]) -> frozenset[Node]:
@@ -133,21 +157,24 @@ def _tell(path: tuple[Node, ...], is_cycle: bool, waiters: Mapping[Node, Waiter]
         held_at = f"{hold.file}:{hold.line}" if hold and hold.file else ""
         is_held = before is not None and (hold is not None or before.wants.startswith("file lock"))
         holds = before.wants.partition(", held by")[0] if before is not None and is_held else ""
-        if holds.startswith("lock '") and hold and hold.name and hold.name not in holds:
-            holds += f" (there '{hold.name}')"  # one lock may have two names
+        if before is not None and holds.startswith("lock '") and hold and hold.name and hold.name not in holds:
+            # One lock may have two names: first that of the line which took it.
+            holds = f"lock '{hold.name}' ({holds.removeprefix('lock ')} in {before.who})"
         who = waiter.who + _alike(waiter, dead)
         members.append(Member(*node, who, waiter.wants, waiter.place, holds, held_at))
     sentences = [_sentence(member) for member in members]
+    is_open = is_cycle and any(_is_open(waiters[node]) for node in path[path.index(closes) if closes else 0 :])
     if len(members) == 1 and is_cycle:
         text = f"{_waits(members[0])}, which it holds already{_since(members[0])}: it waits for itself"
-    elif is_cycle and any(_is_open(waiters[node]) for node in path[path.index(closes) if closes else 0 :]):
-        text = "; ".join(sentences) + ": whoever could end these waits is among those that wait"
+    elif is_open:
+        text = "; ".join(sentences) + ": no thread that is left could end these waits"
     elif is_cycle:
         text = "; ".join(sentences) + ": they wait for each other"
     else:
         text = "; ".join(sentences) + ": nobody is left who could end this wait"
     remark = next((waiters[node].remark for node in reversed(path) if waiters[node].remark), "")
-    return Deadlock(tuple(members), is_cycle, text + (f"; {remark}" if remark else ""), has_main)
+    is_closed = (is_cycle and not is_open) or (bool(remark) and not remark.startswith(_UNKNOWN_HOLDER))
+    return Deadlock(tuple(members), is_cycle, text + (f"; {remark}" if remark else ""), has_main, is_closed)
 
 
 def _is_open(waiter: Waiter) -> bool:
@@ -156,10 +183,10 @@ def _is_open(waiter: Waiter) -> bool:
 
 
 def _alike(waiter: Waiter, others: Sequence[Waiter]) -> str:
-    """', like 2 others,' where other threads of the process wait for the same at the same line."""
+    """' (2 others do the same)' where other threads of the process wait for the same at the same line."""
     known = (waiter.node[0], waiter.wants, waiter.place)
     count = sum((one.node[0], one.wants, one.place) == known for one in others) if waiter.place else 0
-    return f", like {count} other{'s' if count > 1 else ''}," if count else ""
+    return f" ({count} other{'s do' if count > 1 else ' does'} the same)" if count else ""
 
 
 def _sentence(member: Member) -> str:
@@ -227,7 +254,8 @@ class _Tree:
             return Waiter(node, who, wait.what, place, frozenset(stay), needs_all=True)
         if wait.kind in _THREAD_WAITS:
             providers = None if self._runs_natively(pid) else frozenset(others)
-            return Waiter(node, who, wait.what, place, providers, by_any=True)
+            remark = self._pool_remark(report, inside)
+            return Waiter(node, who, wait.what, place, providers, remark=remark, by_any=True)
         if wait.kind == "semaphore":
             return Waiter(node, who, wait.what, place, None)
         if wait.lock.startswith("sem:"):
@@ -237,9 +265,25 @@ class _Tree:
         if wait.owner:
             held = wait.held_at or Hold(wait.lock)
             return Waiter(node, who, wait.what, place, frozenset({(pid, wait.owner)}), owner_holds=held)
-        unknown = f"who holds {wait.what} is not known, but every thread that could release it waits too"
+        if wait.lost_owner:
+            name = f" '{wait.lost_owner}'" if wait.lost_owner != "?" else ""
+            remark = f"the thread{name} that took {wait.what} has ended without giving it back"
+            return Waiter(node, who, wait.what, place, frozenset(), remark=remark)
+        unknown = f"{_UNKNOWN_HOLDER}{wait.what} is not known, but every thread that could release it waits too"
         remark = _fork_remark(report) or (unknown if others else "")
         return Waiter(node, who, wait.what, place, frozenset(others), remark=remark, by_any=True)
+
+    def _pool_remark(self, report: InsideReport, inside: ThreadReport) -> str:
+        """Where all threads of a pool wait for results, and tasks that may bring them wait for one of them."""
+        same = [one for one in report.threads if inside.pool and one.pool == inside.pool]
+        waits = [one.waits.what for one in same if one.waits is not None and one.waits.kind == "threads"]
+        if not inside.num_queued or waits != [_RESULT] * len(same):
+            return ""
+        tasks = f"{inside.num_queued} tasks wait" if inside.num_queued > 1 else "1 task waits"
+        every = (
+            f"all {len(same)} threads of that pool wait" if len(same) > 1 else "the only thread of that pool waits"
+        )
+        return f"{every} for results, while {tasks} in its queue for a free one: give inner tasks another pool"
 
     def _python_threads(self, report: InsideReport) -> set[Node]:
         return {(report.pid, one.tid) for one in report.threads}

@@ -14,10 +14,13 @@ from jackline.diagnosis.doing import describe_wait
 from jackline.diagnosis.frames import ProcessStack, ThreadStack
 from jackline.machine.readings import ProcessReading, TreeReading
 from jackline.rundir.atomic import write_whole
+from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.lock_cycle import explain_locks
 from jackline.supervisor.hang.verdict import Verdict
 from jackline.units import format_bytes
 
+_STEPS = "What to do next"
+_ALWAYS = "`jackline why` samples the stacks again; `jackline stop` saves and ends it"
 _LARGEST_SOURCE_BYTES = 4 << 20
 _MOST_PROCESSES = 200
 
@@ -25,10 +28,6 @@ _ADVICE = {
     "STUCK_RANKS": (
         "all ranks but the one named wait in a collective: look at what that one does instead",
         "every rank must make the same calls in the same order, also in the last, shorter batch",
-    ),
-    "DEADLOCK": (
-        "take the locks in the same order everywhere, or take one of them with a timeout",
-        "between processes: read both pipes of a child (communicate()), use 'spawn' instead of 'fork' with threads",
     ),
     "STUCK_LOCK": (
         "look at the lines above for a lock that its holder never lets go: a thread that died, a fork while a "
@@ -77,7 +76,7 @@ def incident_text(
         lines += [*(f"  - {sentence}" for sentence in found.story), ""]
     elif locks:
         lines += ["Who waits for whom (read from the source, not verified)", *(f"  - {line}" for line in locks), ""]
-    lines += ["What to do next", *(f"  - {line}" for line in advice(verdict, stacks, tree, native_text)), ""]
+    lines += [_STEPS, *(f"  - {line}" for line in advice(verdict, stacks, tree, native_text)), ""]
     lines += [f"Processes ({len(tree.processes)})", *_process_lines(tree, stacks), ""]
     lines += ["Stacks, innermost line first; > marks your own code", ""]
     for stack in stacks:
@@ -91,13 +90,48 @@ def advice(
     verdict: Verdict, stacks: Sequence[ProcessStack] = (), tree: TreeReading | None = None, native_text: str = ""
 ) -> tuple[str, ...]:
     known = _ADVICE.get(verdict.label, ("look at the innermost of your own lines below: it does not return",))
+    if verdict.deadlock is not None and verdict.label in ("DEADLOCK", "STUCK_LOCK"):
+        return (*_about_deadlock(verdict.deadlock), _ALWAYS)
     if verdict.label == "STUCK_LOCK" and "file lock" in verdict.text:
         known = (
             "`lsof FILE` or /proc/locks names the process that holds that lock: an earlier run that still lives?",
         )
     if verdict.label == "STUCK_CHILD":
         known += tuple(_about_children(stacks, tree.processes if tree else (), native_text))
-    return (*known, "`jackline why` samples the stacks again; `jackline stop` saves and ends it")
+    return (*known, _ALWAYS)
+
+
+def steps_in(text: str) -> list[str]:
+    """The advice that an incident file gives, without what holds for all of them."""
+    lines = text.partition(f"\n{_STEPS}\n")[2].partition("\n\n")[0].splitlines()
+    steps = [line.strip().removeprefix("- ") for line in lines]
+    return [step for step in steps if step and step != _ALWAYS]
+
+
+def _about_deadlock(found: Deadlock) -> tuple[str, ...]:
+    """By what its members wait for."""
+    waits = [member.waits_for for member in found.members]
+    if " has ended with " in found.text or " was killed by " in found.text:
+        return (
+            "mend first what has ended: whoever waits for it is never told",
+            "a timeout on the wait makes an error of it next time",
+        )
+    if "threads of that pool" in found.text or "thread of that pool" in found.text:
+        return ("a task must not wait for tasks of its own pool: give inner ones a pool of their own",)
+    if "forked" in found.text:
+        return ("use 'spawn' instead of 'fork' in a program with threads",)
+    if any("pipe" in wait or "socket" in wait or wait.startswith("the end of process") for wait in waits):
+        return (
+            "between processes: read both pipes of a child (communicate()), and close the ends that are not used",
+        )
+    if sum(bool(member.holds) for member in found.members) > 1:
+        return ("take the locks in the same order everywhere, or take one of them with a timeout",)
+    if any("lock" in wait for wait in waits):
+        return ("take the lock with `with`, so that every way out of the block gives it back",)
+    return (
+        "look for who should put, set, notify or finish it, and whether that code is reached on every way",
+        "a timeout on the wait makes an error of it next time",
+    )
 
 
 def _about_children(

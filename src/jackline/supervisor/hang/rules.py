@@ -155,7 +155,7 @@ def deadlocked(scene: Scene) -> Verdict | None:
     frame, pid = frame_of(scene.leader), found.members[-1].pid
     label, word = ("DEADLOCK", "deadlock") if found.is_cycle else (stuck_label(scene), "it cannot continue")
     if for_s >= after_s:
-        text = f"{word}, nothing of it has run for {format_duration(for_s)}: {found.text}"
+        text = f"{word}, standing still for {format_duration(for_s)}: {found.text}"
         return Verdict("STUCK", label, since_s, text, frame, pid, deadlock=found)
     if for_s < min(scene.limits.waiting_after_s, after_s):
         return None

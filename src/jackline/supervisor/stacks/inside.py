@@ -43,7 +43,8 @@ class Hold:
 @immutable
 class ThreadWait:
     """`kind` is lock, semaphore, join, exit, threads, idle or file_lock. `owner` and `target` are threads of the same
-    process; `held_at` is the line at which the owner took the lock; one of `paths` is the file that is locked."""
+    process; `held_at` is the line at which the owner took the lock; one of `paths` is the file that is locked;
+    `lost_owner` is the name of an owner that has ended ('?': unknown)."""
 
     kind: str
     what: str = ""
@@ -53,10 +54,13 @@ class ThreadWait:
     target: int | None = None
     held_at: Hold | None = None
     paths: tuple[str, ...] = ()
+    lost_owner: str = ""
 
 
 @immutable
 class ThreadReport:
+    """`pool` names the ThreadPoolExecutor that it works for, in which `num_queued` tasks wait for a free thread."""
+
     tid: int
     name: str
     is_main: bool
@@ -65,6 +69,8 @@ class ThreadReport:
     line: int = 0
     waits: ThreadWait | None = None
     holds: tuple[Hold, ...] = ()
+    pool: str = ""
+    num_queued: int = 0
 
     @property
     def place(self) -> str:
@@ -229,7 +235,8 @@ def _number(value: object) -> int | None:
 
 
 def _thread(entry: dict[str, Any], pid: int, tids: dict[int, int]) -> ThreadReport:
-    waits = entry.get("waits")
+    waits, pool = entry.get("waits"), entry.get("pool")
+    pool = pool if isinstance(pool, dict) else {}
     return ThreadReport(
         tid=tids[entry["ident"]],
         name=_text(entry.get("name")),
@@ -239,6 +246,8 @@ def _thread(entry: dict[str, Any], pid: int, tids: dict[int, int]) -> ThreadRepo
         line=_number(entry.get("line")) or 0,
         waits=_wait(waits, tids) if isinstance(waits, dict) else None,
         holds=tuple(_hold(hold) for hold in _entries(entry, "holds")),
+        pool=_text(pool.get("id")),
+        num_queued=_number(pool.get("waiting")) or 0,
     )
 
 
@@ -253,6 +262,7 @@ def _wait(raw: dict[str, Any], tids: dict[int, int]) -> ThreadWait:
         target=tids.get(_number(raw.get("target")) or 0),
         held_at=_hold(held_at) if isinstance(held_at, dict) else None,
         paths=_paths(raw.get("paths")),
+        lost_owner=_text(raw.get("lost_owner")),
     )
 
 

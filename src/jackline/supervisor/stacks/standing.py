@@ -6,10 +6,12 @@ view of each thread. Does not prove anything (`hang.deadlock`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
 
+from jackline.diagnosis.deaths.traceback_text import find_chains
 from jackline.diagnosis.frames import innermost_user_frame
 from jackline.immutable import immutable
 from jackline.machine.proc import is_python, list_threads
@@ -17,10 +19,16 @@ from jackline.machine.procfs import read_bytes, read_link, read_text
 from jackline.machine.readings import Wait
 from jackline.machine.ties import Ties, read_ties
 from jackline.machine.waits import read_wait
+from jackline.rundir.access.reading import read_end
+from jackline.rundir.access.secrets import without_credentials
+from jackline.rundir.layout import AttemptDir
 from jackline.supervisor.stacks.inside import InsideReport, ask_inside
 from jackline.supervisor.stacks.interrupts import would_break_off
 from jackline.supervisor.stacks.take import sample_stacks
 
+_ENDING = re.compile(r"(?:Exception in (?=thread)|(?=Process))(thread|Process) (.{1,80}):$")
+_LOOKED_BYTES, _MOST_LINES, _MOST_ENDINGS, _LONGEST_WORDS = 256 << 10, 120, 2, 160
+_EXIT_CODE = 49  # its place behind the name in /proc/PID/stat
 _MOST_PIDS = 64
 _MOST_THREADS = 256
 
@@ -37,6 +45,9 @@ class StandingThread:
     link: str = ""
     is_python: bool = False
     place: str = ""  # only where the process itself could not be asked
+    ended_by: int | None = (
+        None  # of a process that has ended and that its parent has not noticed: as waitpid tells it
+    )
 
 
 @immutable
@@ -46,6 +57,7 @@ class Standing:
     threads: tuple[StandingThread, ...]
     reports: tuple[InsideReport, ...] = ()
     ties: Ties = field(default_factory=Ties)
+    endings: tuple[str, ...] = ()  # "thread 'reader' has ended with ValueError: ... at a.py:7", as it was printed
 
 
 def read_standing(pids: Sequence[int], folder: Path) -> Standing:
@@ -57,7 +69,33 @@ def read_standing(pids: Sequence[int], folder: Path) -> Standing:
     threads = [replace(one, place=places.get(one.tid, "")) for pid in looked for one in _threads_of(pid)]
     links = {thread.link for thread in threads if thread.link}
     needs_locks = any(thread.wait.kind == "file_lock" for thread in threads)
-    return Standing(tuple(threads), reports, read_ties(links) if links or needs_locks else Ties())
+    ties = read_ties(links) if links or needs_locks else Ties()
+    return Standing(tuple(threads), reports, ties, printed_endings(folder.parent))
+
+
+def printed_endings(attempt: Path) -> tuple[str, ...]:
+    """What Python printed when a thread or a child ended by an exception, the newest of them: those who wait for it
+    are told nothing."""
+    found: list[str] = []
+    for path in (AttemptDir(attempt).raw_out, AttemptDir(attempt).raw_err):
+        try:
+            data, _ = read_end(path, _LOOKED_BYTES)
+        except OSError:
+            continue
+        lines = data.decode("utf-8", "replace").splitlines()
+        for number, line in enumerate(lines):
+            if header := _ENDING.match(line):
+                found += _ending_of(header, lines[number + 1 : number + 1 + _MOST_LINES])
+    return tuple(found[-_MOST_ENDINGS:])
+
+
+def _ending_of(header: re.Match[str], lines: Sequence[str]) -> list[str]:
+    chain = next(iter(find_chains(lines)), None)
+    if chain is None:
+        return []
+    error, place = chain.last, chain.last.place
+    words = without_credentials(error.first_line)[:_LONGEST_WORDS]
+    return [f"{header[1].lower()} '{header[2]}' has ended with {words}{f' at {place.place}' if place else ''}"]
 
 
 def _places_of(pids: Sequence[int]) -> dict[int, str]:
@@ -71,6 +109,7 @@ def _threads_of(pid: int) -> list[StandingThread]:
     stat = read_bytes(f"/proc/{pid}/stat") or b""
     fields = stat[stat.rfind(b")") + 2 :].split()
     ppid = int(fields[1]) if len(fields) > 1 else 0
+    status = int(fields[_EXIT_CODE]) if len(fields) > _EXIT_CODE and fields[0] == b"Z" else None
     python = is_python(pid)
     found = []
     for tid in list_threads(pid)[:_MOST_THREADS]:
@@ -79,5 +118,6 @@ def _threads_of(pid: int) -> list[StandingThread]:
         if link.endswith((f"/ask.{pid}", f"/flight.{pid}")):
             continue  # our own thread, which waits to be asked: it can wake nobody
         comm = (read_text(f"/proc/{pid}/task/{tid}/comm") or "").strip()
-        found.append(StandingThread(pid, tid, ppid, comm, wait, link if link.endswith("]") else "", python))
+        link = link if link.endswith("]") else ""
+        found.append(StandingThread(pid, tid, ppid, comm, wait, link, python, ended_by=status))
     return found

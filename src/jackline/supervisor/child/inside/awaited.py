@@ -66,6 +66,7 @@ def list_threads(stacks):
             "line": line,
             "waits": waits_of(frames),
             "holds": holds_of(frames),
+            "pool": pool_of(frames),
         }
         found.append(entry)
         for hold in entry["holds"]:
@@ -74,6 +75,16 @@ def list_threads(stacks):
         if entry["waits"] and entry["waits"].get("lock"):
             _find_owner(entry["waits"], stacks, held)
     return found
+
+
+def pool_of(frames):
+    """Of a worker of a ThreadPoolExecutor: which pool that is, and how many tasks wait for a free thread of it."""
+    for frame in reversed(frames):
+        if frame.f_code.co_name == "_worker" and _stem(frame) == "concurrent/futures/thread.py":
+            tasks = slots.local(frame, "work_queue")
+            if type(tasks).__name__ == "SimpleQueue":
+                return {"id": f"{id(tasks):x}", "waiting": tasks.qsize()}
+    return None
 
 
 def place_of(frames):
@@ -323,12 +334,23 @@ def _hold(lock, name, frame, line):
 def _find_owner(waits, stacks, held):
     """Fill in who owns the awaited lock: by `with`, else by `acquire` without `release` above the current line."""
     wanted, known = waits["lock"], waits.get("owner")
+    if known is not None and known not in stacks:
+        waits["lost_owner"] = _name_of_ended(known)
     owners = held.get(wanted, [])
     if not owners:
         owners = [(ident, hold) for ident, frames in stacks.items() for hold in _acquired(frames, wanted)]
     owners = [(ident, hold) for ident, hold in owners if known in (None, ident)]
     if len({ident for ident, _ in owners}) == 1:
         waits["owner"], waits["held_at"] = owners[0]
+
+
+def _name_of_ended(ident):
+    """The name of a thread that has ended, if somebody still has its object."""
+    kind = getattr(sys.modules.get("threading"), "Thread", None)
+    objects = gc.get_objects() if kind is not None else []
+    threads = [one for one in objects if issubclass(type(one), kind)]
+    names = [codes.plain_attribute(one, "_name") for one in threads if codes.plain_attribute(one, "_ident") == ident]
+    return str(names[0]) if len(names) == 1 else "?"
 
 
 def _acquired(frames, wanted):
