@@ -38,7 +38,9 @@ def test_waiting_for_data_and_saving_are_taken_from_the_time_of_steps() -> None:
     ]
     found = account([attempt(1, 0, 60)], marks)
     assert found.seconds() == {"productive": 45.0, "data wait": 12.0, "save stall": 3.0}
-    assert best_saving(found) == ("data wait cost 20 %: more DataLoader workers, or data prepared before the run")
+    assert best_saving(found) == (
+        "data wait cost 20 %: more DataLoader workers, or data downloaded and prepared before the run"
+    )
 
 
 def test_a_run_of_a_moment_gets_no_advice_about_its_time() -> None:

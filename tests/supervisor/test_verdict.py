@@ -10,7 +10,7 @@ import pytest
 
 from jackline.diagnosis.frames import Frame, ThreadStack
 from jackline.machine.proc import read_tree
-from jackline.machine.readings import GpuProcess, Wait, WaitKind
+from jackline.machine.readings import GpuProcess, ProcessReading, Wait, WaitKind
 from jackline.supervisor.hang.verdict import Judge, Sample, Thresholds, Verdict, verdict
 from jackline.supervisor.stacks.take import sample_stacks
 from tests.deadline import HANGS_S
@@ -166,7 +166,31 @@ def test_a_loop_of_naps_that_was_asleep_at_the_first_sample_alone_is_asleep() ->
 
 def test_what_may_be_work_or_the_check_of_a_flag_is_suspect_and_not_stuck() -> None:
     unclear = Proc(7, wait=Wait("sleep"), main_cores=0.0045, main_sleeps=10.0)
-    assert alarms(play(World([unclear]), 900)) == ["SUSPECT SLEEPING"]
+    assert alarms(play(World([unclear]), 1100)) == []
+    assert alarms(play(World([unclear]), 1300)) == ["SUSPECT SLEEPING"]
+
+
+class Napper(Proc):
+    def reading(self) -> ProcessReading:
+        return replace(super().reading(), threads=((self.pid, int(self.main_cpu_s * 1e9)),))
+
+
+@pytest.mark.parametrize(("nap_s", "first_s", "is_stuck"), [(0.05, 250, True), (5.0, 1210, False)])
+def test_a_loop_of_chosen_sleeps_looks_for_something_outside_that_comes_when_it_likes(
+    nap_s: float, first_s: int, is_stuck: bool
+) -> None:
+    """A file that another job writes; a flag that is looked at 20 times a second is one of the program's own."""
+    world = World([Napper(7, wait=Wait("sleep"), main_cores=0.0005, main_sleeps=1 / nap_s)])
+
+    def step(second: int) -> None:
+        world.processes[0].wait = Wait("sleep", until_s=1000.0 + second + nap_s)
+
+    verdicts = play(world, 1300, step=step)
+    kinds = [verdict.kind for verdict in verdicts]
+    assert first_s - 20 <= kinds.index("SUSPECT") <= first_s and ("STUCK" in kinds) == is_stuck
+    assert " for 1 min it has only woken up to sleep again; if nothing changes, SUSPECT in " in verdicts[60].text
+    suspect = verdicts[kinds.index("SUSPECT")]
+    assert suspect.text.startswith("the main thread has only woken up to sleep again for ")
 
 
 def test_a_monitor_beside_a_main_thread_at_a_lock_does_not_hide_it() -> None:
@@ -300,6 +324,29 @@ def test_a_deadlocked_main_thread_under_a_chatty_logger_is_suspect() -> None:
     )
 
 
+def test_a_thread_that_has_ended_moves_no_more() -> None:
+    helper = ThreadStack(9, "helper", (Frame("work", "/me/p7.py", 3, "rows()", True),), False, "lock")
+    world = World([Proc(7, wait=Wait("network"), threads=(helper,), num_threads=2)])
+
+    def step(second: int) -> None:
+        if second == 20:
+            world.processes[0].threads, world.processes[0].num_threads = (), 1
+
+    verdicts = play(world, 90, step=step)
+    assert verdicts[-1].kind == "STUCK" and verdicts[-1].since_s <= 1021.0
+
+
+@pytest.mark.parametrize("what", ["disk", "main_cores"])
+def test_what_moved_lately_on_average_does_not_move_now(what: str) -> None:
+    world = World([Proc(7, wait=Wait("network"))])
+
+    def step(second: int) -> None:
+        setattr(world.processes[0], what, (1.0 if what == "main_cores" else 1 << 20) if second == 10 else 0)
+
+    verdicts = play(world, 80, step=step)
+    assert verdicts[-1].kind == "STUCK" and verdicts[-1].since_s <= 1012.0
+
+
 def test_lines_printed_by_another_thread_do_not_hide_a_deadlocked_main_thread() -> None:
     world = World([Proc(7)], stacks_every_s=30)
 
@@ -399,8 +446,25 @@ def test_a_stack_that_moves_is_progress_not_busy() -> None:
     def step(second: int) -> None:
         world.processes[0].line = second
 
-    last = play(world, 60, step=step)[-1]
-    assert (last.kind, last.label, last.text) == ("PROGRESS", "RUNNING_CPU", "running (1.0 cores)")
+    verdicts = play(world, 60, step=step)
+    first = verdicts[25]
+    assert (first.kind, first.label, first.text) == ("PROGRESS", "RUNNING_CPU", "running (1.0 cores)")
+    last = verdicts[-1]
+    assert (last.kind, last.label, last.rule) == ("BUSY", "RUNNING_CPU", "looping")
+    assert "busy in " in last.text and "long work, or a loop that does not end" in last.text
+
+
+@pytest.mark.parametrize("prints", [False, True])
+def test_a_loop_that_calls_a_library_or_prints_is_progress(prints: bool) -> None:
+    world = World([Proc(7, state="R", wait=Wait("running"), main_cores=1.0)])
+
+    def step(second: int) -> None:
+        world.processes[0].line = second
+        forward = (Frame("forward", "/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134),)
+        world.processes[0].inside = forward if second % 3 and not prints else ()
+        world.output_bytes = second // 20 if prints else 0
+
+    assert {verdict.kind for verdict in play(world, 90, step=step)} == {"PROGRESS"}
 
 
 def test_output_at_the_same_line_is_progress_not_busy() -> None:

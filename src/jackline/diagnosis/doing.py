@@ -88,6 +88,8 @@ def describe(stack: ProcessStack | None, wait: Wait, comm: str, around: Around |
         return Doing(f"importing {package}", frame)
     if words := meeting(stack):
         return Doing(words, frame)
+    if wait.kind == "file_lock" or is_at_file_lock(stack, wait):
+        return Doing(waiting_words(stack, wait), frame)
     phase = phase_of(thread.frames, frame, has_gpu=around.has_gpu)
     if phase == DOWNLOADING or phase.startswith("loading a model or"):
         return Doing(_download(phase, wait, around), frame)
@@ -105,6 +107,8 @@ def waiting_words(stack: ProcessStack | None, wait: Wait) -> str:
         return IDLE_LOOP
     if is_at_locked_database(stack, wait):
         return "waiting for a database that another connection has locked"
+    if wait.kind == "file_lock" and stack is not None and stack.main is not None and stack.main.awaits:
+        return f"waiting for {stack.main.awaits}"
     if is_at_file_lock(stack, wait):
         known = stack.main.awaits if stack is not None and stack.main is not None else ""
         known = "" if known == "a file lock" else known  # its file could not be looked at

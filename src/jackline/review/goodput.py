@@ -37,6 +37,7 @@ USES = (
 )
 # What the words of a phase or of an activity tell about its use, the first that fits. Everything else is productive.
 WORDS = (
+    ("hang", ("waiting for file lock", "waiting for a file lock")),
     ("compile", ("compil",)),
     ("start-up", ("data: ", "verify")),  # before "valid": the trainer prepares "data: validation data"
     ("evaluation", ("valid", "evaluat")),
@@ -262,10 +263,10 @@ ADVICE = {
     "restarts": "save more often, and make a start cheaper (cached data, compiled code that is kept)",
     "start-up": "cache what is loaded or prepared before the first step",
     "compile": "keep compiled code (TORCHINDUCTOR_CACHE_DIR), or compile less",
-    "data wait": "more DataLoader workers, or data prepared before the run",
+    "data wait": "more DataLoader workers, or data downloaded and prepared before the run",
     "save stall": "save less often, or to a faster disk",
     "evaluation": "evaluate less often, or on a part of the data",
-    "hang": "let it restart when it hangs (--on-stuck restart)",
+    "hang": "`jackline why` tells what it waited for; --on-stuck restart helps where that comes from outside",
 }
 
 

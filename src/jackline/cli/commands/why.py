@@ -187,9 +187,10 @@ def _watch_lines(run: RunDir, status: RunStatus, *, is_watched: bool) -> Iterato
         yield f"silent for {format_duration(state.silent_s)}"
     for incident in state.incidents:
         yield f"incident: {incident.path}"
-    if state.verdict.kind in ("STUCK", "SUSPECT") and state.incidents:
+    newest = state.incidents[-1].path if state.incidents else None
+    if newest and state.verdict.kind in ("STUCK", "SUSPECT"):
         with contextlib.suppress(OSError):
-            yield from (f"hint: {step}" for step in steps_in(read_text(state.incidents[-1].path, _LARGEST_INCIDENT)))
+            yield from (f"hint: {step}" for step in steps_in(read_text(newest, _LARGEST_INCIDENT)))
 
 
 def _show_ended(run: RunDir, status: RunStatus, *, as_json: bool) -> None:

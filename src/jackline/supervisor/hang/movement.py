@@ -159,7 +159,14 @@ def _advance(before: Movement, sample: Sample, window_s: float) -> Movement:
     has_output = sample.output_bytes > before.sample.output_bytes
     has_mark = sample.marks > before.sample.marks
     main_signs = _main_signs(before, sample, views)
-    other_signs = _other_signs(sample, views, rates, idle_power_w, has_output=has_output)
+    # A rate is one of the last seconds: it goes on after the last byte, and only what came now is movement.
+    lately = replace(
+        rates,
+        cpu_s=rates.cpu_s if did.cpu_s else 0.0,
+        disk_bytes=rates.disk_bytes if did.disk_bytes else 0.0,
+        socket_events=rates.socket_events if did.socket_events else 0.0,
+    )
+    other_signs = _other_signs(sample, views, lately, idle_power_w, has_output=has_output)
     is_main_moving, is_moving = bool(main_signs), bool(main_signs or other_signs)
 
     def quiet_s(since_s: float) -> float:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from jackline.diagnosis.doing import MEETING_HINT, describe_wait, meeting, waiting_words
-from jackline.diagnosis.waiting import awaited_by, effective_wait, is_at_file_lock
+from jackline.diagnosis.doing import describe_wait
 from jackline.machine.readings import other_end_of
 from jackline.supervisor.hang.movement import stands_since_s
+from jackline.supervisor.hang.places import is_only_napping, positions, progress_label, still_moving, waiting_label
 from jackline.supervisor.hang.ranks import collective
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
@@ -30,23 +30,23 @@ from jackline.supervisor.hang.scene import (
     is_main_advancing,
     is_main_asleep,
     is_on_disk,
+    is_polling,
     is_serving,
     is_worked_for,
     live,
     main_sleep,
     nap_of_child,
-    positions,
     process_at_fault,
     sleep_patience,
-    still_moving,
     stuck_label,
 )
-from jackline.supervisor.hang.text import collective_of, frame_of, name_of, place_text, view_text, work_text
+from jackline.supervisor.hang.text import frame_of, name_of, place_text, view_text, work_text
 from jackline.supervisor.hang.views import ProcessView, is_paused
-from jackline.units import format_bytes, format_duration
+from jackline.units import format_duration
 
 _BUSY_AFTER_S = 5.0
 _BUSY_SAMPLES = 3
+_LOOPING_AFTER_S, _LOOPING_SAMPLES = 30.0, 4
 # Above these, others do work that a waiting main thread needs: a thread pool tokenises, a thread downloads.
 _STRONG_CPU_CORES, _STRONG_TCP, _STRONG_DISK = 0.1, 64_000.0, 256_000.0
 # Above these that is possible, but a logger that sends metrics can cause as much.
@@ -170,7 +170,8 @@ def stuck_limit_s(scene: Scene) -> float:
     if is_serving(scene):
         return math.inf
     if is_asleep(scene):
-        limit_s = max(limit_s, 2 * scene.limits.suspect_after_s * sleep_patience(scene))
+        patience = sleep_patience(scene) * (_FAIR_PATIENCE if is_polling(scene) else 1.0)
+        limit_s = max(limit_s, 2 * scene.limits.suspect_after_s * patience)
     limit_s = max(limit_s, 2 * _own_sleeps_s(scene, scene.state.progress_at_s))
     limit_s = max(limit_s, _others_sleep_s(scene, scene.state.progress_at_s))
     return limit_s * _DISK_PATIENCE if is_on_disk(scene) else limit_s
@@ -251,6 +252,7 @@ def suspect_limit_s(scene: Scene) -> float:
     limit_s = max(limit_s, _own_sleeps_s(scene, since_s), _others_sleep_s(scene, since_s))
     has_threads = scene.now_s - scene.leader.threads_at_s <= scene.limits.stuck_after_s  # timers are threads
     is_fair = did.tcp_bytes >= _FAIR_TCP or did.disk_bytes >= _FAIR_DISK or is_joining_threads(scene)
+    is_fair = is_fair or is_polling(scene) or scene.now_s - scene.leader.little_at_s <= scene.limits.waiting_after_s
     return limit_s * _FAIR_PATIENCE if is_fair or has_threads else limit_s
 
 
@@ -260,7 +262,9 @@ def suspect(scene: Scene) -> Verdict | None:
         return None
     is_sleep = is_main_asleep(scene) and not live(scene.workers) and not awaits_ranks(scene.leader)
     label = "SLEEPING" if is_sleep else stuck_label(scene)
-    text = f"no main thread has moved for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
+    stands = "no main thread has moved"
+    stands = "the main thread has only woken up to sleep again" if is_only_napping(scene) else stands
+    text = f"{stands} for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
     return Verdict("SUSPECT", label, scene.state.moved_at_s, text, frame_of(scene.leader), process_at_fault(scene))
 
 
@@ -287,6 +291,23 @@ def busy(scene: Scene) -> Verdict | None:
     return Verdict("BUSY", label, since_s, text, frame_of(leader), pid)
 
 
+def looping(scene: Scene) -> Verdict | None:
+    """The user's own function computes for long and calls nothing that is seen: long work, or a loop without end.
+    Nobody can tell from outside which it is."""
+    leader, state = scene.leader, scene.state
+    since_s = max(leader.path_since_s, state.output_at_s, leader.io_at_s)
+    is_long = leader.hash_seen_s - since_s >= _LOOPING_AFTER_S and leader.num_on_path >= _LOOPING_SAMPLES
+    frame = frame_of(leader)
+    if not leader.path or frame is None or not is_long or leader.main_cores < _STRONG_CPU_CORES:
+        return None
+    text = (
+        f"busy in {frame.function}, now at {place_text(frame)}, for {format_duration(scene.now_s - since_s)} "
+        f"({state.rates.cpu_s:.1f} cores): it neither prints nor reads nor calls anything else that was seen in "
+        f"{leader.num_on_path} looks; long work, or a loop that does not end"
+    )
+    return Verdict("BUSY", "RUNNING_CPU", since_s, text, frame, leader.reading.pid)
+
+
 def waiting(scene: Scene) -> Verdict | None:
     """Nothing has moved for some seconds. That is no alarm yet, and the text says when it becomes one."""
     state = scene.state
@@ -296,11 +317,14 @@ def waiting(scene: Scene) -> Verdict | None:
     is_main_only = quiet_s < scene.limits.waiting_after_s
     if is_main_only and (scene.now_s - state.moved_at_s < scene.limits.waiting_after_s or math.isinf(suspect_in_s)):
         return None
-    label, words = _waiting_label(scene)
+    label, words = waiting_label(scene)
     since_s = state.moved_at_s if is_main_only else state.progress_at_s
     place = place_text(frame_of(scene.leader))
     what = "the main thread has not moved" if is_main_only else "nothing has moved"
-    text = f"{words}{f' at {place}' if place else ''}; {what} for {format_duration(scene.now_s - since_s)}"
+    still = f"{what} for {format_duration(scene.now_s - since_s)}"
+    if is_only_napping(scene):
+        still = f"for {format_duration(scene.now_s - since_s)} it has only woken up to sleep again"
+    text = f"{words}{f' at {place}' if place else ''}; {still}"
     if asleep := None if awaits_ranks(scene.leader) else main_sleep(scene):
         text += f"; that ends by itself in {format_duration(max(0.0, asleep.ends_at_s - scene.now_s))}"
     is_suspect_next = is_main_only or suspect_in_s < stuck_in_s
@@ -314,57 +338,10 @@ def waiting(scene: Scene) -> Verdict | None:
 
 
 def progress(scene: Scene) -> Verdict:
-    label, words = _progress_label(scene)
+    label, words = progress_label(scene)
     return Verdict(
         "PROGRESS", label, scene.state.progress_at_s, words, frame_of(scene.leader), scene.leader.reading.pid
     )
-
-
-def _progress_label(scene: Scene) -> tuple[str, str]:
-    rates, kind = scene.state.rates, scene.leader.reading.wait.kind
-    disk = f"{format_bytes(rates.disk_bytes)}/s"
-    if (rates.disk_bytes > 256_000 and rates.cpu_s < 0.9) or kind == "disk":
-        return "WAITING_DISK", f"reading or writing the disk ({disk})"
-    if rates.cpu_s > 0.15:
-        return "RUNNING_CPU", f"running ({rates.cpu_s:.1f} cores)"
-    if scene.state.is_gpu_working and scene.state.sample.gpus:
-        return "GPU_BUSY", "the GPU works"
-    return _waiting_label(scene)
-
-
-def _waiting_label(scene: Scene) -> tuple[str, str]:
-    """What the main thread waits for."""
-    wait = effective_wait(scene.leader.stack, scene.leader.reading.wait)
-    rate = f"{format_bytes(scene.state.rates.tcp_bytes)}/s"
-    kind = wait.kind
-    if meets := meeting(scene.leader.stack):
-        return "WAITING_START", f"{meets}: {MEETING_HINT}"
-    if awaits_ranks(scene.leader):
-        return "WAITING_RANKS", f"waiting for other ranks ({collective_of(scene.leader)})"
-    if scene.leader.stack and scene.leader.stack.tasks and kind != "network":
-        return "WAITING_TASK", f"its event loop is idle: {scene.leader.stack.tasks[0]}"
-    if kind == "network":
-        far_end = f"{wait.target}, " if wait.target else ""
-        return "WAITING_NETWORK", f"waiting for the network ({far_end}{rate})"
-    if kind in WORKER_WAITS[:4] and scene.workers:
-        return "WAITING_CHILD", "waiting for a child process"
-    if is_at_file_lock(scene.leader.stack, wait):
-        return "WAITING_LOCK", waiting_words(scene.leader.stack, wait)
-    awaited = awaited_by(scene.leader.stack.main) if scene.leader.stack else ""
-    words = {
-        "lock": ("WAITING_LOCK", f"waiting for {awaited or 'another thread'}"),
-        "file_lock": ("WAITING_LOCK", "waiting for a file lock"),
-        "sleep": ("SLEEPING", "sleeping"),
-        "stopped": ("STOPPED", "paused"),
-        "zombie": ("ZOMBIE", "ended"),
-        "keyboard": ("KEYBOARD", "waiting for keyboard input"),
-        "disk": ("WAITING_DISK", "waiting for the disk"),
-        "pipe": ("WAITING_PIPE", "waiting on a pipe"),
-        "local_socket": ("WAITING_PIPE", "waiting on a local socket"),
-        "poll": ("WAITING_EVENT", "waiting for events"),
-        "child": ("WAITING_CHILD", "waiting for a child process"),
-    }
-    return words.get(kind, ("RUNNING_CPU", "running"))
 
 
 # For `why --evidence`: what a rule would have to see to give another verdict.
@@ -378,9 +355,10 @@ MIND_CHANGERS = {
     "gpu_spin": "memory use or power of the GPU above idle, output, or another stack",
     "suspect": "the main thread runs, prints or is at another line; or others work for it: 0.1 cores, 64 kB/s",
     "busy": "another line in one of the next looks, output, or a byte read or written by the main thread",
+    "looping": "output, a byte read or written by the main thread, or another function in one of the next looks",
     "waiting": "anything that moves; or the time that the text names, without movement",
     "progress": "5 s in which nothing moves, or in which the main thread does not and nobody works for it",
 }
 
 # Tried in this order. If none returns a verdict, the verdict is `progress`.
-RULES = (paused, keyboard, collective, deadlocked, stuck, gpu_spin, suspect, busy, waiting)
+RULES = (paused, keyboard, collective, deadlocked, stuck, gpu_spin, suspect, busy, looping, waiting)

@@ -16,10 +16,9 @@ from jackline.diagnosis.waiting import effective_wait, looks_for_file_lock
 from jackline.immutable import immutable
 from jackline.supervisor.hang.deadlock import Deadlock
 from jackline.supervisor.hang.movement import Movement
-from jackline.supervisor.hang.text import collective_of, other_processes, other_threads, view_text
+from jackline.supervisor.hang.text import collective_of
 from jackline.supervisor.hang.views import ProcessView, leader_of, main_frames, without_helpers
 from jackline.supervisor.stacks.take import is_housekeeping
-from jackline.units import format_duration
 
 Kind = Literal["PROGRESS", "BUSY", "WAITING", "PAUSED", "SUSPECT", "STUCK"]
 
@@ -28,6 +27,7 @@ _LEAST_WAKE_S = 1e-5  # CPU time; less means that it did not wake up
 _SAMPLING_S = 2.0  # what happens between two samples has no order
 _MOST_TASKS = 4
 _SHORT_SLEEP_S, _NOBODY_SLEEPS_S = 20.0, 3600.0
+_CHOSEN_SLEEP_S = 1.0
 _POOL_FILES = ("/concurrent/futures/", "/multiprocessing/pool.py", "/joblib/", "/queue.py")
 _SIGNAL_FILES = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
 _JOINS = ("join", "_wait_for_tstate_lock", "Thread.join", "Thread._wait_for_tstate_lock")
@@ -162,6 +162,13 @@ class Sleep:
 
     span_s: float
     ends_at_s: float
+
+
+def is_polling(scene: Scene) -> bool:
+    """Whether the main thread is in a loop of sleeps so long that somebody chose them: it looks for something outside
+    (a file, the end of a job) that comes when it likes."""
+    call = _call_of(scene.leader)
+    return naps(scene.leader, scene.now_s) and call is not None and call.span_s >= _CHOSEN_SLEEP_S
 
 
 def main_sleep(scene: Scene) -> Sleep | None:
@@ -363,38 +370,3 @@ def _waits_for_work(view: ProcessView) -> bool:
     parts = ("multiprocessing/", "concurrent/futures/", "torch/distributed/")
     inside = itertools.takewhile(lambda frame: not frame.is_user, main_frames(view))
     return any(part in frame.file for frame in inside for part in parts)
-
-
-def positions(scene: Scene) -> str:
-    parts = [f"the main thread (pid {scene.leader.reading.pid}) {view_text(scene.leader)}"]
-    parts += list(scene.leader.stack.tasks[:_MOST_TASKS]) if scene.leader.stack else []
-    parts += lost_workers(scene)
-    parts += other_threads(scene.leader)
-    at_fault = process_at_fault(scene)
-    others = [*scene.workers, *(view for view in scene.others if view.reading.is_python)]
-    parts += other_processes(sorted(others, key=lambda view: view.reading.pid != at_fault))
-    return "; ".join(parts)
-
-
-def lost_workers(scene: Scene) -> list[str]:
-    """Workers that ended while the main thread waited for the results of a Pool: it starts another and waits on."""
-    frames = main_frames(scene.leader)
-    if not any("multiprocessing/pool.py" in frame.file for frame in frames):
-        return []
-    since_s = scene.leader.hash_since_s - _RECENT_S
-    lost = [
-        (pid, at_s) for pid, ppid, at_s in scene.state.ended if at_s >= since_s and ppid == scene.leader.reading.pid
-    ]
-    return [
-        f"process {pid}, a worker of the pool, ended {format_duration(scene.now_s - at_s)} ago: if it was killed, "
-        "its task is lost, and a Pool waits for it for ever"
-        for pid, at_s in lost[:2]
-    ]
-
-
-def still_moving(scene: Scene) -> str:
-    recent_s = (scene.now_s - scene.state.moved_at_s) / 2
-    if scene.now_s - scene.state.progress_at_s > recent_s:
-        return ""
-    what = "output continues" if scene.now_s - scene.state.output_at_s < recent_s else "background threads still do"
-    return f", though {what}"

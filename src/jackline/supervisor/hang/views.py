@@ -16,7 +16,7 @@ from jackline.immutable import immutable
 from jackline.machine.readings import ProcessReading, Wait
 from jackline.supervisor.hang.sample import Sample
 from jackline.supervisor.hang.totals import CPU_CORES, HELPER_COMMS
-from jackline.supervisor.stacks.take import main_hash, others_hash
+from jackline.supervisor.stacks.take import main_hash, others_hash, own_path
 
 BURST_S = 0.002  # least CPU of real work in a main thread; waking up to check a flag costs 0.02 to 0.2 ms
 # Work that repeats all the time is no burst. It is known by its CPU time for each sleep: a loop that only checks a
@@ -46,6 +46,9 @@ class ProcessView:
     hash: str = ""
     hash_seen_s: float = 0.0  # when the same stack was seen last
     num_seen: int = 0  # in how many samples of stacks it was there
+    path: str = ""  # the functions that its main thread is in, where the innermost is the user's own
+    path_since_s: float = 0.0
+    num_on_path: int = 0
     others_hash: str = ""
     others_moved_at_s: float = -math.inf  # when another thread was last seen at another line
     woken_at_s: float = -math.inf  # when a thread of the user's was last seen to have been given what it waits for
@@ -333,7 +336,9 @@ def _with_stack(view: ProcessView, stack: ProcessStack, at_s: float) -> ProcessV
     new, others = main_hash(stack), others_hash(stack)
     is_same_method = view.stack is not None and view.stack.method == stack.method
     is_elsewhere = bool(new and view.hash) and is_same_method and new != view.hash
-    have_others_moved = is_same_method and bool(view.others_hash) and others != view.others_hash
+    have_others_moved = is_same_method and bool(view.others_hash and others) and others != view.others_hash
+    path = own_path(stack)
+    is_same_path = bool(path) and is_same_method and path == view.path
     if view.stack is not None and not is_elsewhere and not stack.role and not stack.tasks:
         stack = _with_known(stack, view.stack)
     return replace(
@@ -343,7 +348,10 @@ def _with_stack(view: ProcessView, stack: ProcessStack, at_s: float) -> ProcessV
         hash_since_s=at_s if is_elsewhere or not view.hash else view.hash_since_s,
         hash_seen_s=at_s if new else view.hash_seen_s,
         num_seen=1 if is_elsewhere or not view.hash else view.num_seen + bool(new),
-        others_hash=others or view.others_hash,
+        others_hash=others if new else view.others_hash,  # '' once the other threads have ended
+        path=path,
+        path_since_s=view.path_since_s if is_same_path else at_s,
+        num_on_path=view.num_on_path + 1 if is_same_path else 1,
         others_moved_at_s=at_s if have_others_moved else view.others_moved_at_s,
         woken_at_s=at_s if _is_handed_on(view, stack) else view.woken_at_s,
         moved_at_s=at_s if is_elsewhere else view.moved_at_s,

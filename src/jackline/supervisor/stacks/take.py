@@ -85,6 +85,10 @@ def with_reports(
 def _with_report(stack: ProcessStack, report: InsideReport, deadline_s: float) -> ProcessStack:
     waits = {one.tid: one.waits for one in report.threads if one.waits and one.waits.what != "a lock"}
     awaited = {tid: _awaited_words(stack.pid, wait, deadline_s) for tid, wait in waits.items()}
+    for one in stack.threads:  # in a call of flock or fcntl, of which the process itself knows nothing
+        if one.wait.startswith(_AT_FILE_LOCK) and "/" in one.wait:
+            wait = ThreadWait("file_lock", "a file lock", paths=(one.wait.removeprefix(_AT_FILE_LOCK),))
+            awaited[one.thread_id] = _awaited_words(stack.pid, wait, deadline_s)
     threads = [replace(one, awaits=awaited.get(one.thread_id, "")) for one in stack.threads]
     sentences = list(report.remarks)
     for loop in report.loops:
@@ -106,12 +110,24 @@ def _awaited_words(pid: int, wait: ThreadWait, limit_s: float) -> str:
     return _sources.read(lambda: file_lock_words(pid, wait.paths), wait.what, limit_s=limit_s)
 
 
+_AT_FILE_LOCK = "file lock "
+
+
 def main_hash(stack: ProcessStack) -> str:
     """A hash that is equal, in this process, while the main thread is at the same place; '' when its frames are not
     known. That a shell script is in the same loop says nothing."""
     if stack.method == "proc":
         return ""
     return _hash([replace(stack.main, frames=around_tries(stack.main))] if stack.main else [])
+
+
+def own_path(stack: ProcessStack) -> str:
+    """Equal while the main thread is in the same functions, whatever their lines; '' unless the innermost is the
+    user's own: then it computes in a loop of that function, or in what Python calls without a frame."""
+    frames = stack.main.frames if stack.main and stack.method != "proc" else ()
+    if not frames or not frames[0].is_user or not frames[0].line:
+        return ""
+    return _hash([ThreadStack(0, "", tuple(replace(frame, line=0) for frame in frames))])
 
 
 def others_hash(stack: ProcessStack) -> str:
