@@ -178,7 +178,8 @@ def test_a_stuck_run_has_no_pace_and_no_time_left_and_says_what_the_hang_cost(
     (goodput,) = [line for line in said if "goodput:" in line]
     assert goodput == (
         "  goodput:    70 % of 16 min 40 s was productive; hang cost 30 %: `jackline why` tells what "
-        "it waited for; --on-stuck restart helps where that comes from outside; cost: 1.00, of which 0.30 was not productive"
+        "it waited for; --on-stuck restart helps where that comes from outside; cost: 1.00, of which 0.30 was not "
+        "productive"
     )
     monkeypatch.setenv("JACKLINE_PRICE", "much")  # a price that is none must not hide how the run is
     assert lines_of()[0].startswith("train-1: alive")

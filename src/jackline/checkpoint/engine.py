@@ -27,9 +27,8 @@ from typing import Any, Literal
 
 from jackline.checkpoint.format.manifest import Name, is_of_rank
 from jackline.checkpoint.machines.holding import Saved
-from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest
+from jackline.checkpoint.mirror.fetch import bring_newer, is_fetched
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, machine_loss
-from jackline.checkpoint.mirror.store import open_store
 from jackline.checkpoint.place import Place, choose_place
 from jackline.checkpoint.staging.area import StagingArea, available_bytes
 from jackline.checkpoint.staging.gather import GpuCopies
@@ -245,7 +244,7 @@ class CheckpointEngine:
         try:
             receipt = load.load_newest(self.folder, into, **how)
         except CannotResume:
-            if not mirror or step is not None or fetch_newest(open_store(mirror), self.run_name, self.folder) is None:
+            if not mirror or step is not None or not is_fetched(mirror, self.run_name, self.folder):
                 raise
             receipt = load.load_newest(self.folder, into, **how)
         if receipt is not None:

@@ -28,8 +28,9 @@ from jackline.checkpoint.format.manifest import (
 )
 from jackline.checkpoint.format.verify import verify_file
 from jackline.checkpoint.machines.holding import MACHINES, STORE, Holding
+from jackline.checkpoint.mirror.apart import opened
 from jackline.checkpoint.mirror.fetch import LIST_TIMEOUT_S, Generation, look_into, within
-from jackline.checkpoint.mirror.store import Store, open_store, read_small
+from jackline.checkpoint.mirror.store import Store, read_small
 
 COPIES = "copies"
 _MOST_GENERATIONS = 4  # of each machine: the mirror keeps three
@@ -84,7 +85,8 @@ def has_parts(folder: Path, name: str, mirror: str | None) -> bool:
     if here or mirror is None:
         return any(one.is_part for one in here)
     try:
-        return any(one.is_part for one in within(LIST_TIMEOUT_S, lambda: list(_of_run(open_store(mirror), name))))
+        with opened(mirror) as store:
+            return any(one.is_part for one in within(LIST_TIMEOUT_S, lambda: list(_of_run(store, name))))
     except Exception:  # whoever fetches from it says what is wrong
         return False
 

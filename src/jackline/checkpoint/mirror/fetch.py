@@ -29,6 +29,7 @@ from jackline.checkpoint.format.manifest import (
     parse_rewind,
 )
 from jackline.checkpoint.format.verify import verify_checkpoint
+from jackline.checkpoint.mirror.apart import opened
 from jackline.checkpoint.mirror.bundle import MAX_BUNDLE_BYTES, unpack_run
 from jackline.checkpoint.mirror.store import Store, open_store, read_small
 from jackline.checkpoint.writer.commit import free_place
@@ -135,15 +136,15 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
     """
     newest = _newest_here(folder)
     try:
-        store = open_store(place)
-        if newest is not None:
-            there = within(LIST_TIMEOUT_S, lambda: look_into(store, run))
-            learn_rewinds(there, folder)
-            newest = _newest_here(folder)
-            live = there.live(tuple(list_rewinds(folder)))
-            if newest is not None and not any(generation.name > newest for generation in live):
-                return []
-        fetched = fetch_newest(store, run, folder, newer_than=newest)
+        with opened(place) as store:
+            if newest is not None:
+                there = within(LIST_TIMEOUT_S, lambda: look_into(store, run))
+                learn_rewinds(there, folder)
+                newest = _newest_here(folder)
+                live = there.live(tuple(list_rewinds(folder)))
+                if newest is not None and not any(generation.name > newest for generation in live):
+                    return []
+            fetched = fetch_newest(store, run, folder, newer_than=newest)
     except CannotResume:
         raise
     except Exception as problem:  # a store may raise any exception
@@ -151,6 +152,12 @@ def bring_newer(place: str, run: str, folder: Path) -> list[str]:
             raise CannotResume(f"the mirror {without_secrets(place)} cannot be read: {problem}") from None
         return [f"the mirror cannot be read: {problem}; continuing with what is here"]
     return [] if fetched is None else [f"fetched {fetched.name} from the mirror {without_secrets(place)}"]
+
+
+def is_fetched(place: str, run: str, folder: Path) -> bool:
+    """Fetch the mirror's newest whole checkpoint, for a machine where none of its own is whole."""
+    with opened(place) as store:
+        return fetch_newest(store, run, folder) is not None
 
 
 def _newest_here(folder: Path) -> Name | None:
@@ -167,7 +174,7 @@ def within(timeout_s: float, work: Callable[[], Result]) -> Result:
         except BaseException as problem:
             results.put(problem)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run, daemon=True, name="jackline-mirror").start()
     try:
         found = results.get(timeout=timeout_s)
     except queue.Empty:

@@ -173,10 +173,16 @@ def read_small(store: Store, name: str, max_bytes: int) -> bytes:
 
 def open_store(place: str) -> Store:
     """A path or a URL."""
-    if "://" not in place:
-        return FolderStore(Path(place).expanduser().absolute())
-    scheme, _, rest = place.partition("://")
-    return FolderStore(Path(rest)) if scheme in ("file", "local") else FsspecStore(place)
+    if not is_folder(place):
+        return FsspecStore(place)
+    _, mark, rest = place.partition("://")
+    return FolderStore(Path(rest) if mark else Path(place).expanduser().absolute())
+
+
+def is_folder(place: str) -> bool:
+    """Whether it is a folder of this machine, or mounted into it."""
+    scheme, mark, _ = place.partition("://")
+    return not mark or scheme in ("file", "local")
 
 
 def _copy(source: Any, file: Any, moved: Moved | None) -> None:

@@ -39,8 +39,8 @@ from jackline.checkpoint.machines.holding import (
     read_holding,
 )
 from jackline.checkpoint.machines.places import Joining, holdings_here, holdings_in_store, joined_folder
+from jackline.checkpoint.mirror.apart import opened
 from jackline.checkpoint.mirror.fetch import LIST_TIMEOUT_S, within
-from jackline.checkpoint.mirror.store import open_store
 from jackline.checkpoint.state import load
 from jackline.checkpoint.state.frozen import FrozenHashes
 from jackline.errors import CannotResume, UsageError
@@ -114,7 +114,8 @@ def _from_mirror(ranks: Any, engine: Any, found: Sequence[Holding]) -> tuple[lis
 
 
 def _look_into(place: str, names: set[str]) -> list[Holding]:
-    return holdings_in_store(open_store(place), names)
+    with opened(place) as store:
+        return holdings_in_store(store, names)
 
 
 def _refuse(choice: Choice, refused: Sequence[str], step: int | None, trouble: str) -> None:
@@ -188,8 +189,8 @@ def _carry(ranks: Any, engine: Any, move: Move, joining: Joining) -> dict[str, s
     try:
         if move.source.place == STORE:
             if is_target:
-                store = open_store(engine.settings.mirror or "")
-                store.get(f"{move.source.path}/{move.entry.name}", joining.place_for(move.entry))
+                with opened(engine.settings.mirror or "") as store:
+                    store.get(f"{move.source.path}/{move.entry.name}", joining.place_for(move.entry))
         elif machine.number == move.source.place:
             _send(
                 ranks, Path(move.source.path) / move.entry.name, move.entry.size_bytes, machine.leaders[move.target]
