@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jackline.checkpoint.mirror.apart import ApartStore, opened
-from jackline.checkpoint.mirror.store import FolderStore
+from jackline.checkpoint.mirror.store import FolderStore, StoreTrouble
 from jackline.errors import UsageError
 from jackline.rundir.process_id import read_state
 from tests.deadline import HANGS_S
@@ -63,6 +63,15 @@ def test_the_calls_of_a_store_are_made_in_a_child(far: str, tmp_path: Path) -> N
 def test_a_place_that_nothing_can_read_is_told_as_here() -> None:
     with opened("s4://bucket/x") as store, pytest.raises(UsageError, match=r"mirror s4://bucket/x cannot be used: "):
         store.names("")
+
+
+def test_a_store_that_nobody_answers_for_is_told_as_here() -> None:
+    with (
+        opened("ftp://127.0.0.1:1/x") as store,
+        pytest.raises(StoreTrouble, match="ConnectionRefusedError") as raised,
+    ):
+        store.names("")
+    assert raised.value.place == "ftp://127.0.0.1:1/x"
 
 
 def test_a_child_that_is_killed_or_hangs_holds_nobody(far: str) -> None:

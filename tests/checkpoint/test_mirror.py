@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec import AbstractFileSystem, register_implementation
 
 from jackline.checkpoint.engine import CheckpointEngine, EngineSettings
 from jackline.checkpoint.format.catalogue import MIRROR, list_names, read_uploads
@@ -25,7 +26,7 @@ from jackline.checkpoint.mirror.engine import Mirror, MirrorOptions, Requests
 from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, fetch_run, list_generations, list_runs, within
 from jackline.checkpoint.mirror.process import MirrorProcess
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, UploadWait, machine_loss, read_left
-from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, Moved, open_store, read_checksum
+from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, Moved, StoreTrouble, open_store, read_checksum
 from jackline.checkpoint.mirror.stories import fetch_story
 from jackline.checkpoint.mirror.upload import OwnCheckpoints, own_mirror
 from jackline.checkpoint.place import away_from, choose_place
@@ -323,6 +324,36 @@ def test_any_store_of_fsspec_will_do(run: RunDir, tmp_path: Path) -> None:
     assert fetched is not None and fetched.name == Name(4)
     mirror.store.delete("story")
     assert list_generations(store, "story") == []
+
+
+class Refusing(AbstractFileSystem):  # type: ignore[misc]
+    """As a client whose errors are its own, and whose words hold a secret."""
+
+    protocol = "refusing"
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        raise LookupError(f"no credentials for https://me:hidden@host/{path}")
+
+    _open = mkdir = makedirs = info = ls
+
+
+def test_what_a_client_raises_is_an_error_of_the_mirror_in_words(tmp_path: Path) -> None:
+    register_implementation("refusing", Refusing, clobber=True)
+    store = open_store("refusing://bucket/x")
+    (tmp_path / "file").write_text("x")
+    calls: list[Callable[[], object]] = [
+        lambda: store.names("a"),
+        lambda: store.size("a"),
+        lambda: store.checksum("a"),
+        lambda: store.put_bytes(b"", "a/b"),
+        lambda: store.put(tmp_path / "file", "a/b"),
+    ]
+    for call in calls:
+        with pytest.raises(StoreTrouble, match=r"^LookupError: no credentials for https://") as raised:
+            call()
+        assert raised.value.place == "refusing://bucket/x" and "hidden" not in str(raised.value)
+    with pytest.raises(StoreTrouble, match="ConnectionRefusedError"):
+        open_store("ftp://127.0.0.1:1/x")
 
 
 def test_a_stores_own_checksum_confirms_and_a_wrong_one_does_not(run: RunDir, tmp_path: Path) -> None:

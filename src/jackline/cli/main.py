@@ -149,6 +149,8 @@ def _refusal(error: OSError) -> str | None:
     """The text for a file that cannot be read or written; None for an error without a file, a bug of ours."""
     from jackline.machine.disk import REFUSALS, explain_refusal
 
+    if place := getattr(error, "place", ""):  # a store of a mirror
+        return f"error: the mirror {place} cannot be used: {error}\nhint: {getattr(error, 'hint', '')}"
     if error.errno not in REFUSALS:
         name = error.filename
         if not isinstance(name, str | bytes):

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jackline.checkpoint.mirror.store import Moved, Store, is_folder, open_store
+from jackline.checkpoint.mirror.store import Moved, Store, StoreTrouble, is_folder, open_store
 from jackline.errors import JacklineError, UsageError
 
 _ENDS_WITHIN_S = 2.0
@@ -118,12 +118,14 @@ def opened(place: str) -> Iterator[Store]:
         store.close()
 
 
-_PROBLEMS: dict[str, type[Exception]] = {"missing": FileNotFoundError, "os": OSError}
+_PROBLEMS: dict[str, type[Exception]] = {"missing": FileNotFoundError, "os": OSError, "store": StoreTrouble}
 
 
 def _kind_of_problem(problem: BaseException) -> tuple[str, list[Any]]:
     if isinstance(problem, FileNotFoundError):
         return "missing", [problem.errno, str(problem.strerror or problem)]
+    if isinstance(problem, StoreTrouble):
+        return "store", [str(problem), problem.place]
     if isinstance(problem, OSError):
         return "os", [problem.errno, problem.strerror] if problem.errno else [str(problem)]
     if isinstance(problem, JacklineError):

@@ -11,19 +11,22 @@ import base64
 import binascii
 import contextlib
 import errno
+import functools
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from jackline.errors import UsageError
+from jackline.errors import JacklineError, UsageError
 from jackline.machine.disk import read_disk
 from jackline.rundir.access.reading import open_plain, read_whole
 from jackline.rundir.access.secrets import without_secrets
 
 _BLOCK_BYTES = 8 << 20
 MAX_READ_BYTES = 1 << 30
+_LONGEST_WORDS = 300
+Result = TypeVar("Result")
 Moved = Callable[[int], None]  # called with the number of bytes that were uploaded since the last call
 
 
@@ -100,11 +103,41 @@ class FolderStore:
             os.fsync(file.fileno())
 
 
+class StoreTrouble(OSError):
+    """A remote store does not do what it is asked: nobody answers, the credentials are refused."""
+
+    hint = "check its address, the credentials and the network; what was saved on this machine is not affected"
+
+    def __init__(self, text: str, place: str) -> None:
+        super().__init__(text)
+        self.place = place
+
+
+def _told_as_os_error(call: Callable[..., Result]) -> Callable[..., Result]:
+    """Clients of stores have errors of their own (an endpoint that nobody answers at, missing credentials)."""
+
+    @functools.wraps(call)
+    def told(store: FsspecStore, *arguments: Any, **named: Any) -> Result:
+        try:
+            return call(store, *arguments, **named)
+        except (FileNotFoundError, JacklineError):
+            raise
+        except Exception as problem:
+            raise trouble_of(problem, store.shown) from problem
+
+    return told
+
+
+def trouble_of(problem: Exception, place: str) -> StoreTrouble:
+    text = " ".join(without_secrets(str(problem)).split())[:_LONGEST_WORDS]
+    return StoreTrouble(f"{type(problem).__name__}: {text}".removesuffix(": "), place)
+
+
 class FsspecStore:
     """S3, GCS, a hub, sftp ... through fsspec."""
 
     def __init__(self, url: str) -> None:
-        shown = without_secrets(url)
+        self.shown = shown = without_secrets(url)
         try:
             from fsspec.core import url_to_fs
         except ImportError:
@@ -113,7 +146,10 @@ class FsspecStore:
             self._system, self._root = url_to_fs(url)
         except (ImportError, ValueError) as problem:
             raise UsageError(f"the mirror {shown} cannot be used: {without_secrets(str(problem))}") from None
+        except Exception as problem:  # some connect at once
+            raise trouble_of(problem, shown) from problem
 
+    @_told_as_os_error
     def put(self, local: Path, name: str, moved: Moved | None = None) -> None:
         path = self._path(name)
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -122,17 +158,21 @@ class FsspecStore:
         else:
             self._system.put_file(str(local), path, callback=_report_to(moved))
 
+    @_told_as_os_error
     def put_bytes(self, data: bytes, name: str) -> None:
         path = self._path(name)
         self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
         self._system.pipe_file(path, data)
 
+    @_told_as_os_error
     def get(self, name: str, local: Path) -> None:
         self._system.get_file(self._path(name), str(local))
 
+    @_told_as_os_error
     def read(self, name: str) -> bytes:
         return bytes(self._system.cat_file(self._path(name)))
 
+    @_told_as_os_error
     def names(self, folder: str) -> list[str]:
         self._system.invalidate_cache()  # a cached listing from before the upload is useless
         try:
@@ -141,6 +181,7 @@ class FsspecStore:
             return []
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
 
+    @_told_as_os_error
     def size(self, name: str) -> int | None:
         self._system.invalidate_cache()
         try:
@@ -148,10 +189,12 @@ class FsspecStore:
         except FileNotFoundError:
             return None
 
+    @_told_as_os_error
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._system.rm(self._path(name), recursive=True)
 
+    @_told_as_os_error
     def checksum(self, name: str) -> tuple[str, str] | None:
         self._system.invalidate_cache()
         return read_checksum(self._system.info(self._path(name)))
