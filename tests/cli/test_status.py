@@ -93,6 +93,22 @@ def test_a_live_run_says_how_far_it_is_and_what_would_be_lost(runs: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("waited_s", "words"),
+    [(0.5, "done in about 1.5 s (21:20:01 UTC)"), (10.0, "expected to be done at 21:19:52 UTC, it takes longer")],
+)
+def test_an_estimate_that_has_passed_with_work_left_says_so(waited_s: float, words: str, runs: Path) -> None:
+    """A long validation after the second of three epochs: 'done in about 0.0 s'."""
+    progress = {"done": 2, "total": 3, "unit": "epochs", "rate_per_s": 0.5, "eta_s": 2.0, "source": "line"}
+    live_run(runs, progress={**progress, "at_s": NOW_S - waited_s})
+    assert f"  progress:   2 of 3 epochs (67 %), 0.5 epochs/s, {words}" in lines_of()
+
+
+def test_what_is_complete_has_no_time_left(runs: Path) -> None:
+    live_run(runs, progress={"done": 3, "total": 3, "unit": "epochs", "eta_s": 0.0, "source": "line", "at_s": NOW_S})
+    assert "  progress:   3 of 3 epochs (100 %)" in lines_of()
+
+
 def test_a_known_checkpoint_bounds_the_loss(runs: Path) -> None:
     live_run(runs, checkpoint={"path": "out/checkpoint-1000", "at_s": NOW_S - 250})
     assert "  at risk:    4 min 10 s, since checkpoint out/checkpoint-1000" in lines_of()

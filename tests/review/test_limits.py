@@ -33,6 +33,11 @@ def test_an_older_estimate_has_less_to_go() -> None:
     assert fit is not None and fit.missing_s == -40.0 and fit.fits
 
 
+def test_an_estimate_that_has_passed_does_not_promise_that_the_run_fits() -> None:
+    fit = judge_fit(SLURM, going(30.0, at_s=NOW_S - 60), NOW_S)
+    assert fit is not None and fit.fits is None
+
+
 def test_every_kind_of_limit_has_its_words() -> None:
     assert limit_lines(TimeLimitRecord(), going(1.0), NOW_S, is_saving=True) == []
     assert limit_lines(SLURM, going(3000.0), NOW_S, is_saving=True) == [

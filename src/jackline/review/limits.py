@@ -34,6 +34,8 @@ def judge_fit(limit: TimeLimitRecord, progress: ProgressRecord, now_s: float) ->
     if eta_s is None or progress.is_part:
         return Fit(left_s, is_stopped)
     needed_s = max(0.0, eta_s - max(0.0, now_s - (progress.at_s or now_s)))
+    if needed_s == 0.0 and progress.total and not progress.is_complete:
+        return Fit(left_s, is_stopped)  # it takes longer than expected: nobody knows how much
     missing_s, reached = needed_s - left_s, None
     if missing_s > 0 and progress.rate_per_s and progress.done is not None:
         reached = progress.done + progress.rate_per_s * left_s

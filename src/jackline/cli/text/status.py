@@ -174,17 +174,16 @@ def progress_line(view: RunView) -> str:
 def time_left_words(view: RunView) -> str:
     """'done in about 3 min (14:02)'; of one epoch or one bar where the end of the run is not known."""
     progress, eta_s = view.progress, view.progress.eta_s
-    if eta_s is None or _is_stuck(view):
+    if eta_s is None or progress.is_complete or _is_stuck(view):
         return ""
     part = f"this {progress.of} " if progress.is_part else ""
     if is_old_news(view):
         return f"{part}about {format_duration(eta_s)} to go"
-    told_s = progress.at_s or view.status.last_seen_at_s or view.now_s
-    left_s = told_s + eta_s - view.now_s
-    if left_s < -_STALE_S:
-        return f"{part}expected to be done {format_duration(-left_s)} ago"
-    left_s = max(0.0, left_s)
-    return f"{part}done in about {format_duration(left_s)} ({clock(view.now_s + left_s, view.now_s)})"
+    left_s = (progress.at_s or view.status.last_seen_at_s or view.now_s) + eta_s - view.now_s
+    end = clock(view.now_s + left_s, view.now_s)
+    if left_s < 0.05:  # something is left, and takes longer than what was counted before
+        return f"{part}expected to be done at {end}, it takes longer"
+    return f"{part}done in about {format_duration(left_s)} ({end})"
 
 
 def _is_stuck(view: RunView) -> bool:

@@ -21,7 +21,7 @@ GAP = "  "
 AT_RISK_S = 900.0  # so much unsaved work is unusual, and said
 NEAR_LIMIT_S = 900.0  # a stop so near is said first
 STILL_AFTER_S = 5.0  # a count that has not changed for so long is shown with what it is doing instead
-_OVERDUE_S = 10.0
+_OVERDUE = 0.1
 _NEAR_LIMIT = 0.85
 _NUMBERS = 4
 _GPUS = 8
@@ -204,8 +204,8 @@ def _pace(progress: ProgressRecord, now_s: float) -> Iterator[_Part]:
         waited_s = max(0.0, now_s - progress.at_s) if progress.at_s is not None else 0.0
         where = {"epoch": " of this epoch", "bar": " of this bar", "part": " of this part"}.get(progress.of or "", "")
         left_s = eta_s - waited_s
-        # It is not done, so it never takes 0 s; and an estimate that is long over is worth nothing.
-        if left_s > -_OVERDUE_S:
+        # It is not done, so it never takes 0 s; and an estimate that is over is worth nothing.
+        if left_s > -_OVERDUE * eta_s:
             yield _Part(f"eta {_coarse(left_s) if left_s >= 1 else '<1s'}{where}", 3)
 
 

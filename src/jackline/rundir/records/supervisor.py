@@ -134,6 +134,11 @@ class ProgressRecord:
         """Whether `done` and `eta_s` are about one epoch or one bar, so that the end of the run is not known."""
         return self.of in ("epoch", "bar", "part")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing of its total is left."""
+        return self.done is not None and bool(self.total) and self.done >= (self.total or 0.0)
+
 
 @immutable
 class PrintedNumberRecord:
