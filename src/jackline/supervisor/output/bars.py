@@ -40,7 +40,7 @@ _CURL = re.compile(
 )
 _PERCENT = re.compile(r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)\s?%")
 _PERCENT_OF = re.compile(rf"\s*\(\s*({_NUMBER}) of ({_NUMBER})\)")  # progressbar2: ' 87% (174 of 200) |####  |'
-_ETA = re.compile(rf"(?:eta|ETA|remaining)[\s:]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s)|(?:^|\s)(-?{_CLOCK})\s*$")
+_ETA = re.compile(rf"(?:eta|ETA|remaining)[\s:=]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s)|(?:^|\s)(-?{_CLOCK})\s*$")
 _BAR_SIGNS = re.compile(r"[━╸╺█▏▎▍▌▋▊▉░▒▓•·…⠀-⣿|()\[\]]+|[#=>*<.-]{2,}")
 _STEPS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 

@@ -7,6 +7,7 @@ through the whole run. Does not own: reading text (bars.py, lines.py), nor the p
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, replace
 
 from jackline.supervisor.output.progress import Pace, Progress
@@ -24,6 +25,7 @@ _ASIDE = re.compile(
 _DIGITS = re.compile(r"[\d.,:/]+")
 _MAX_COUNTERS = 32
 _OUTER_FOR_S = 1800.0
+_SAME_SHARE = 0.1  # a resume begins anywhere in an epoch: how long that one took says nothing
 _MOST = 0.9  # a counter that starts again after this share has done a whole epoch
 
 
@@ -40,6 +42,33 @@ class _Counter:
     restarts: int = 0
     offset: float = 0.0  # what earlier epochs have counted
     heading: float | None = None  # the epoch that a line above it named
+    stride: float = 0.0  # how far apart its last two reports were
+
+
+class _Epochs:
+    """How long an epoch takes, from its first report to the first one of the next: a validation between is in it."""
+
+    def __init__(self) -> None:
+        self._began: tuple[float, float, float] | None = None  # epoch, how much of it was done, when
+        self._took_s: deque[float] = deque(maxlen=5)
+
+    def take(self, epoch: float, share: float, now_s: float) -> None:
+        began = self._began
+        if began is not None and began[0] == epoch:
+            return
+        if began is not None and epoch == began[0] + 1 and abs(share - began[1]) <= _SAME_SHARE:
+            self._took_s.append(now_s - began[2])
+        self._began = (epoch, share, now_s)
+
+    def left_s(self, later_epochs: float, now_s: float) -> float | None:
+        """How long this epoch and the later ones still take; None while no whole one was seen, or when this one takes
+        longer than those before it."""
+        if not self._took_s or self._began is None:
+            return None
+        took_s = sorted(self._took_s)[len(self._took_s) // 2]
+        _, share, began_s = self._began
+        this_s = began_s + took_s - now_s
+        return max(0.0, this_s + (later_epochs - share) * took_s) if this_s > 0 else None
 
 
 class Journey:
@@ -47,6 +76,7 @@ class Journey:
 
     def __init__(self) -> None:
         self._pace = Pace()
+        self._took = _Epochs()
         self._counters: dict[tuple[str, str, float | None, str], _Counter] = {}
         self._epoch: float | None = None  # from a line such as 'Epoch 3/10', which Keras prints before its bars
         self._epochs: float | None = None
@@ -68,11 +98,16 @@ class Journey:
         if not is_aside(told.phase):
             self.step = self._step(told, counter)
         found = replace(self._pace.update(whole, now_s), at_s=now_s)
+        found = self._with_pauses(found, told, now_s)
         if found.unit == "it" and _is_epoch_bar(found):  # tqdm's word for anything
             found = replace(found, unit="epochs")
         if told.unit != "epochs" and told.total is not None and not is_aside(told.phase):
             self._fine = found
         return found
+
+    @property
+    def has_heading(self) -> bool:
+        return self._heading is not None
 
     def note_heading(self, text: str) -> None:
         """'Epoch 3/10' alone on a line: Keras prints it before the bar of that epoch, PyTorch's first tutorial
@@ -87,6 +122,15 @@ class Journey:
         if heading is not None:
             self._epoch, self._epochs = float(heading[1]), float(heading[2])
             self._first_epoch = 0.0 if self._epoch < 1 else self._first_epoch
+
+    def _with_pauses(self, found: Progress, told: Progress, now_s: float) -> Progress:
+        """The time left as whole epochs took it: a few reports of one do not tell how often it pauses."""
+        if found.of != "run" or found.epoch is None or not found.epochs or not told.total or told.unit == "epochs":
+            return found
+        self._took.take(found.epoch, told.done / told.total, now_s)
+        left_s = self._took.left_s(found.epochs - 1 - (found.epoch - self._first_epoch), now_s)
+        is_complete = found.total is not None and found.done >= found.total
+        return found if left_s is None or found.eta_s is None or is_complete else replace(found, eta_s=left_s)
 
     def _with_epoch(self, progress: Progress) -> Progress:
         """The report with the epoch that it is in, and the first and last epoch remembered."""
@@ -105,7 +149,8 @@ class Journey:
             is_from_0 = found.epoch < 1 or (progress.source == "bar" and progress.epoch is not None)
             self._first_epoch = 0.0 if is_from_0 else self._first_epoch
             self._epoch, self._epochs = found.epoch, found.epochs or self._epochs
-            found = replace(found, epochs=found.epochs or self._epochs)
+            if found.epochs != self._epochs:
+                found = replace(found, epochs=self._epochs)
         return found
 
     def _with_total(self, told: Progress) -> Progress:
@@ -125,11 +170,14 @@ class Journey:
         last = counter.last
         is_new_epoch = counter.heading != self._heading
         counter.heading = self._heading
-        if progress.done < last.done and (last.total is None or last.done >= _MOST * last.total or is_new_epoch):
+        # Where every 40th of 100 batches is printed, an epoch ends after 80.
+        was_at_end = last.total is None or last.done + counter.stride >= last.total or last.done >= _MOST * last.total
+        if progress.done < last.done and (was_at_end or is_new_epoch):
             is_small = progress.done < 0.5 * last.done
             if progress.total is not None or is_small:
                 counter.restarts += 1
                 counter.offset += last.total if last.total is not None else last.done
+        counter.stride = max(0.0, progress.done - last.done)
         counter.last, counter.seen_s = progress, now_s
         if len(self._counters) > _MAX_COUNTERS:
             del self._counters[next(iter(self._counters))]

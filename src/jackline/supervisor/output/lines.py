@@ -14,19 +14,19 @@ from jackline.supervisor.output.numbers import MEASURED, read_record
 from jackline.supervisor.output.progress import MAX_TEXT, Progress
 
 _WORDS = r"global[_ ]?steps?|steps?|iterations?|iters?|updates?|(?:mini-?)?batch(?:es)?|epochs?|episodes?|rounds?"
-_COUNT = r"\d[\d,]*(?:\.\d+)?"
+_COUNT = r"\d[\d,_]*(?:\.\d+)?"
 # An underscore is no word boundary, so that 'max_steps=1000' and 'num_epochs: 3' do not count anything.
 _OF = re.compile(
     rf"(?<![\w-])(?P<word>{_WORDS})(?:\(\w{{1,12}}\))?\s*[:=#]?\s*[\[(]?\s*(?P<done>{_COUNT})\s*(?:/|\bof\b)\s*"
-    r"(?P<total>\d[\d,]*)\b",
+    r"(?P<total>\d[\d,_]*)\b",
     re.IGNORECASE,
 )
 _BEFORE = re.compile(
-    rf"(?<![\w/.])(?P<done>{_COUNT})\s*(?:/|\bof\b)\s*(?P<total>\d[\d,]*)\s+(?P<word>{_WORDS})\b", re.IGNORECASE
+    rf"(?<![\w/.])(?P<done>{_COUNT})\s*(?:/|\bof\b)\s*(?P<total>\d[\d,_]*)\s+(?P<word>{_WORDS})\b", re.IGNORECASE
 )
 _AT = re.compile(
     r"(?<![\w-])(?P<word>global[_ ]?step|steps?|iteration|iter|update|epoch|episode|round|batch)\b\s*[:=#]?\s*\[?\s*"
-    r"(?P<done>\d[\d,]*)(?![\d.]*[\w%])(?!\s*/)",
+    r"(?P<done>\d[\d,_]*)(?![\d.]*[\w%])(?!\s*/)",
     re.IGNORECASE,
 )
 # 'Train Epoch: 1 [640/60000 (1%)]', 'Epoch: [0][ 10/5005]', 'Epoch(train) [1][ 50/7330]', 'epoch 001:  10 / 200'.
@@ -86,12 +86,11 @@ def parse_redrawn(text: str) -> Progress | None:
     return parse_bar(text) or parse_line(text)
 
 
-def counts_by_word(text: str) -> Progress | None:
-    """'[debug] step 2: shapes ok': a counter without any metric. It counts only where such lines repeat (learned)."""
+def word_counter(text: str) -> tuple[int, str] | None:
+    """'[debug] step 2: shapes ok': where a counter without any metric begins, and its unit. It counts only where such
+    lines repeat (learned)."""
     match = _finest(list(_AT.finditer(text[:MAX_TEXT])))
-    if match is None:
-        return None
-    return Progress("", _float(match["done"]), None, _unit(match["word"]), None, None, "line")
+    return (match.start("done"), _unit(match["word"])) if match is not None else None
 
 
 def _in_brackets(text: str) -> Progress | None:
@@ -208,7 +207,7 @@ def _is_epoch(word: str) -> bool:
 
 
 def _float(text: str) -> float:
-    return float(text.replace(",", ""))
+    return float(text.replace(",", "").replace("_", ""))
 
 
 def _unit(word: str) -> str:

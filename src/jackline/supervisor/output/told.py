@@ -14,12 +14,13 @@ from pathlib import Path
 from jackline.rundir.layout import RunDir
 from jackline.rundir.records.metrics import MetricsLine, PrintedMetrics
 from jackline.rundir.records.supervisor import PrintedNumberRecord
-from jackline.supervisor.output.journey import Journey
+from jackline.supervisor.output.journey import Journey, is_aside
 from jackline.supervisor.output.learned import Learner
 from jackline.supervisor.output.lines import parse_line
 from jackline.supervisor.output.log_writer import NOTE_MARK
 from jackline.supervisor.output.numbers import read_numbers
 from jackline.supervisor.output.progress import Progress
+from jackline.supervisor.output.totals import Totals
 
 OUTRANKED_FOR_S = 30.0
 _RANK = {"line": 0, "bar": 1, "protocol": 2}
@@ -62,6 +63,8 @@ class Told:
         self.progress_s = float("-inf")
         self._journey = Journey()
         self._learner = Learner()
+        self._totals = Totals()
+        self._is_known = False  # whether the newest progress came in a known format
         self._latest: dict[str, PrintedNumberRecord] = {}
         self._run = run
         self._file = PrintedMetrics(run) if run is not None else None
@@ -83,25 +86,40 @@ class Told:
         found = sorted(self._latest.values(), key=lambda entry: _importance(entry.name or ""))
         return tuple(found[:_MAX_NAMES])
 
-    def offer(self, progress: Progress | None, now_s: float) -> None:
-        """A bar or a protocol line; `now_s` is wall time."""
+    def offer(self, progress: Progress | None, now_s: float, *, is_known: bool = True) -> None:
+        """A bar, a line or a protocol line; `now_s` is wall time. `is_known`: its format was not learned."""
         if progress is None:
             return
         last = self.progress
         is_outranked = last is not None and _RANK[progress.source] < _RANK[last.source]
         if is_outranked and now_s - self.progress_s < OUTRANKED_FOR_S:
             return
-        if last is not None and progress.is_guessed and not last.is_guessed:
+        if last is not None and not is_known and self._is_known and not self._is_inside(progress, last):
             return  # a known format is worth more, however old
-        if last is not None and self._is_coarser(progress, last, now_s):
+        if last is not None and not is_known and not self._is_known and self._is_coarser(progress, last, now_s):
             return
         self.progress = self._journey.take(progress, now_s)
         self.progress_s = now_s
+        self._is_known = is_known and self.progress.unit == progress.unit
+
+    def _is_inside(self, progress: Progress, last: Progress) -> bool:
+        """A learned counter below headings ('Epoch 2/3') says more than they do."""
+        is_counter = progress.total is not None and progress.of in ("run", "epoch") and progress.unit != "epochs"
+        return is_counter and last.unit == "epochs" and self._journey.has_heading
 
     def _is_coarser(self, progress: Progress, last: Progress, now_s: float) -> bool:
-        """Of two guessed counters that take turns (iterations and timesteps in one table), the finer one counts."""
-        is_other = progress.is_guessed and last.is_guessed and progress.unit != last.unit
-        return is_other and progress.done < last.done and now_s - self.progress_s < OUTRANKED_FOR_S
+        """Of two learned counters that take turns (iterations and timesteps in one table), the finer one counts, and
+        the one of the training before that of a validation."""
+        if progress.unit != last.unit and last.epoch is not None and progress.done == last.epoch:
+            return True  # the epochs that the other one names too
+        if now_s - self.progress_s >= OUTRANKED_FOR_S:
+            return False
+        if is_aside(progress.phase) and not is_aside(last.phase):
+            return True
+        if progress.unit == last.unit:
+            return False
+        is_without_total = progress.total is None and last.total is not None
+        return is_without_total or (progress.done < last.done and not is_aside(last.phase))
 
     def take_heading(self, text: str) -> None:
         """A line between bars, at the place where it came; the lines themselves are looked at after the poll."""
@@ -127,13 +145,15 @@ class Told:
 
     def _take_line(self, text: str, now_s: float) -> None:
         self._journey.note_heading(text)
-        progress, numbers, is_guessed = parse_line(text), read_numbers(text), False
+        progress, numbers, is_guessed, is_known = parse_line(text), read_numbers(text), False, True
         if progress is None:
+            self._totals.note(text)
             learned = self._learner.take(text)
             if learned is not None:
-                progress, is_guessed = learned.progress, not numbers
+                progress, is_guessed, is_known = learned.progress, not numbers, False
                 numbers = numbers or learned.numbers
-        self.offer(progress, now_s)
+        if progress is not None:
+            self.offer(self._totals.fill(progress, text), now_s, is_known=is_known)
         self._keep(numbers, now_s, is_guessed=is_guessed)
 
     def close(self) -> None:
