@@ -12,7 +12,7 @@ from jackline.supervisor.output.progress import MAX_TEXT, Progress
 
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
 _SIZE = rf"({_NUMBER})\s?((?:[kKMGTP](?:i(?=B))?)?)"
-_CLOCK = r"(?:\d+ days?, ?)?\d+(?::\d\d){1,2}"
+_CLOCK = r"(?:\d+ ?d(?:ays?)?,? ?)?\d+(?::\d\d){1,2}"
 # Every pattern is anchored or a simple search, so that no text can make matching slow.
 _TQDM = re.compile(
     rf"%\|[^|]*\|\s*(?P<done>{_NUMBER})(?P<done_step>[kMGTP]?)[A-Za-z]*\s?/\s?"
@@ -40,7 +40,9 @@ _CURL = re.compile(
 )
 _PERCENT = re.compile(r"(?<![\d.])(?P<percent>\d{1,3}(?:\.\d+)?)\s?%")
 _PERCENT_OF = re.compile(rf"\s*\(\s*({_NUMBER}) of ({_NUMBER})\)")  # progressbar2: ' 87% (174 of 200) |####  |'
-_ETA = re.compile(rf"(?:eta|ETA|remaining)[\s:=]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s)|(?:^|\s)(-?{_CLOCK})\s*$")
+_ETA = re.compile(
+    rf"(?:eta|ETA|remaining)[\s:=]+({_CLOCK}|(?:\d+h)?\s?(?:\d+m)?\s?\d+s|\d+h\s?\d+m\b)|(?:^|\s)(-?{_CLOCK})\s*$"
+)
 _BAR_SIGNS = re.compile(r"[━╸╺█▏▎▍▌▋▊▉░▒▓•·…⠀-⣿|()\[\]]+|[#=>*<.-]{2,}")
 _STEPS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
@@ -195,7 +197,7 @@ def _float(text: str) -> float:
 
 
 def _seconds(clock: str) -> float:
-    days, _, rest = clock.rpartition("day")
+    days, _, rest = clock.replace("day", "d").rpartition("d")
     total = 0.0
     for part in rest.lstrip("s, ").split(":"):
         total = total * 60 + float(part)

@@ -12,6 +12,7 @@ import re
 from collections import OrderedDict
 
 from jackline.immutable import immutable
+from jackline.supervisor.output.bars import time_left
 from jackline.supervisor.output.journey import is_aside
 from jackline.supervisor.output.lines import word_counter
 from jackline.supervisor.output.numbers import is_metric
@@ -49,8 +50,8 @@ _NAME = re.compile(r"([A-Za-z][\w@/.-]*(?: [A-Za-z][\w@/.-]*)?)\s*[:=|]?\s*[\[(]
 _NOT_A_NAME = re.compile(r"at|in|on|of|to|is|from|for|by|and|the|an?|line|port|pid|rank|worker|gpu|took|after|m?s")
 # A whole number that grows and counts no steps: an address or an amount, by the word before it or the unit behind it.
 _NO_COUNT = re.compile(
-    r"(?:^|[^a-z])(?:port|pid|process|worker|rank|gpu|node|thread|line|memory|mem|ram|used?|size|free|total|seed|version"
-    r"|allocated|reserved|cached|peak|id)$"
+    r"(?:(?:^|[^a-z])(?:port|pid|process|worker|rank|gpu|node|thread|line|memory|mem|ram|used?|size|free|total|seed|version"
+    r"|allocated|reserved|cached|peak|id)|\.(?:py|cc|cpp|cu|rs|go))$"
 )
 _AMOUNT = re.compile(r"\s*(?:[KMGT]i?B|bytes?|B|[mun]?s|sec\w*|min\w*|hours?|°C|W|Hz|[KMG]?bps|[A-Za-z]+/s(?:ec)?)\b")
 _COUNTING = re.compile(r"step|iter|epoch|batch|total|sample|token|process|done|seen|finish|complet|pass")
@@ -104,7 +105,7 @@ class Learner:
             return None
         shape = self._remember(bare, places)
         if shape.count >= REPEATS:
-            return self._conclude(bare, places, shape)
+            return self._conclude(text, places, shape)
         head = _HEAD.match(bare)
         if head is None or head[0] == bare:
             return None
@@ -136,9 +137,9 @@ class Learner:
             self._shapes.popitem(last=False)
         return shape
 
-    def _conclude(self, bare: str, places: list[re.Match[str]], shape: Shape) -> Learned | None:
+    def _conclude(self, text: str, places: list[re.Match[str]], shape: Shape) -> Learned | None:
         if shape.words is None:
-            shape.words = _read_words(bare, places)
+            shape.words = _read_words(places[0].string, places)
         words = shape.words
         if shape.may_change():
             shape.roles = find_roles(shape, words)
@@ -158,7 +159,8 @@ class Learner:
         of = share_of(shape, words, roles, is_open=total is None, is_measured=bool(numbers))
         phase = words.aside if of == "part" else ""
         done, unit = shape.places[at].last, _unit(words, at)
-        progress = Progress(phase, done, total, unit, None, None, "line", of, epoch, epochs, is_guessed=True)
+        eta_s = time_left(text) or None if of == "run" and epoch is None else None
+        progress = Progress(phase, done, total, unit, None, eta_s, "line", of, epoch, epochs, is_guessed=True)
         return Learned(progress, numbers)
 
     def _is_steady(self, shape: Shape, words: Words, at: int) -> bool:

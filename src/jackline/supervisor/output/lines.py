@@ -39,9 +39,13 @@ _EPOCH_PART = re.compile(
 _TRAIN_PART = re.compile(r"^\W*Train: (?P<epoch>\d+) \[\s*(?P<done>\d+)/(?P<total>\d+)\s*\(\s*\d+%\)")
 # The CIFAR tutorial of PyTorch: '[2,  4000] loss: 1.839'; its DCGAN tutorial: '[0/5][50/1583]<tab>Loss_D: 1.2'.
 _EPOCH_BATCH = re.compile(r"^\W{0,3}\[\s*(?P<epoch>\d+),\s*(?P<done>\d+)\]\s*\w*\s?loss\b", re.IGNORECASE)
+# Swin: 'Train: [2/300][10/1251]', DINO: 'Epoch: [3/100]  [ 10/1251]'.
 _EPOCHS_BATCHES = re.compile(
-    r"^\W{0,3}\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\]\s*\[\s*(?P<done>\d+)/(?P<total>\d+)\].*loss", re.IGNORECASE
+    r"\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\]\s*\[\s*(?P<done>\d+)/(?P<total>\d+)\].*loss", re.IGNORECASE
 )
+# ESPnet: '2epoch:train:51-100batch: iter_time=0.1'.
+_EPOCH_RANGE = re.compile(r"(?<!\w)(?P<epoch>\d+)epoch:train:\d+-(?P<done>\d+)batch\b")
+_ASIDE = re.compile(r"(?:^\W*|epoch\()(test|val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
 # Its quickstart: 'loss: 2.253  [12864/60000]'.
 _BRACKETS = re.compile(r"\[\s*(?P<done>\d+)\s*/\s*(?P<total>\d+)\s*\]")
 # XGBoost and LightGBM: '[10]<tab>train-rmse:0.123'.
@@ -75,10 +79,12 @@ def parse_line(text: str) -> Progress | None:
 
 
 def _with_time_left(found: Progress | None, text: str) -> Progress | None:
-    """A trainer that counts without a total knows how long it still takes: 'eta: 1:23:45  iter: 19'."""
-    if found is None or found.total is not None or found.eta_s is not None or found.of != "run":
+    """What a trainer says itself about its end: 'eta: 1:23:45  iter: 19'. In an epoch it may be the epoch's."""
+    if found is None or found.eta_s is not None or found.of != "run":
         return found
-    return replace(found, eta_s=time_left(text))
+    if found.total is not None and (found.epoch is not None or found.unit == "epochs"):
+        return found
+    return replace(found, eta_s=time_left(text) or None)
 
 
 def parse_redrawn(text: str) -> Progress | None:
@@ -94,12 +100,12 @@ def word_counter(text: str) -> tuple[int, str] | None:
 
 
 def _in_brackets(text: str) -> Progress | None:
-    whole = _EPOCHS_BATCHES.match(text)
+    whole = _EPOCHS_BATCHES.search(text)
     if whole is not None and float(whole["done"]) <= float(whole["total"]):
         done, total = float(whole["done"]), float(whole["total"])
         epoch, epochs = float(whole["epoch"]), float(whole["epochs"])
         return Progress("", done, total, "batches", None, None, "line", "epoch", epoch, epochs)
-    open_ended = _EPOCH_BATCH.match(text)
+    open_ended = _EPOCH_BATCH.match(text) or _EPOCH_RANGE.search(text)
     if open_ended is None:
         return None
     done, epoch = float(open_ended["done"]), float(open_ended["epoch"])
@@ -121,6 +127,8 @@ def _counted(text: str) -> Progress | None:
             )
         return _within(text, Progress("", done, total, unit, None, None, "line"), epoch)
     if part is not None and float(part["done"]) <= float(part["total"]):
+        if (aside := _ASIDE.search(text[: part.start("epoch")])) is not None:
+            return _aside(aside, part)
         done, total, number = float(part["done"]), float(part["total"]), float(part["epoch"])
         return Progress(f"epoch {number:g}", done, total, "", None, None, "line", "epoch", number)
     bare = _at(text) if MEASURED.search(text) else None
@@ -136,7 +144,15 @@ def _behind_numbers(text: str) -> Progress | None:
     found = _BRACKETS.search(text) if MEASURED.search(text) else None
     if found is None or float(found["done"]) > float(found["total"]):
         return None
+    if (aside := _ASIDE.search(text[: found.start()])) is not None:
+        return _aside(aside, found)
     return Progress("", float(found["done"]), float(found["total"]), "", None, None, "line")
+
+
+def _aside(named: re.Match[str], counted: re.Match[str]) -> Progress:
+    """The batches of a validation between those of the training: 'Test: [  10/48]', 'Epoch(val) [3][ 10/500]'."""
+    done, total = float(counted["done"]), float(counted["total"])
+    return Progress(named[1].lower(), done, total, "", None, None, "line", "part")
 
 
 def _within(text: str, finest: Progress, epoch: re.Match[str] | None) -> Progress:

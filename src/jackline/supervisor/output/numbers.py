@@ -14,7 +14,11 @@ import re
 MAX_TEXT = 1000
 MAX_NUMBERS = 24
 _NUMBER = r"[-+]?(?:\d+(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_VALUE = re.compile(rf"(?<![\w.@])(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(?!\w|:\d|\.\d|-\d)(?P<percent>%?)", re.IGNORECASE)
+# Not the '.95' of the name 'mAP@.5:.95'.
+_VALUE = re.compile(
+    rf"(?<![\w.@])(?<!@\.5:)(?<!@0\.5:)(?:{_NUMBER}|[-+]?(?:nan|inf)\b)(?!\w|:\d|\.\d|-\d)(?P<percent>%?)",
+    re.IGNORECASE,
+)
 _NAME = re.compile(
     r"(?P<name>[A-Za-z][\w@./%-]*(?: [A-Za-z][\w@./%-]*){0,2})['\"]?\s*(?:\([^()]{0,12}\))?\s*(?:[:=|]\s*)?"
     r"[\['\"(]{0,2}$"

@@ -92,7 +92,8 @@ class Told:
             return
         last = self.progress
         is_outranked = last is not None and _RANK[progress.source] < _RANK[last.source]
-        if is_outranked and now_s - self.progress_s < OUTRANKED_FOR_S:
+        is_between = last is not None and progress.source == "line" and _is_validation(progress, last)
+        if (is_outranked or is_between) and now_s - self.progress_s < OUTRANKED_FOR_S:
             return
         if last is not None and not is_known and self._is_known and not self._is_inside(progress, last):
             return  # a known format is worth more, however old
@@ -108,14 +109,11 @@ class Told:
         return is_counter and last.unit == "epochs" and self._journey.has_heading
 
     def _is_coarser(self, progress: Progress, last: Progress, now_s: float) -> bool:
-        """Of two learned counters that take turns (iterations and timesteps in one table), the finer one counts, and
-        the one of the training before that of a validation."""
+        """Of two learned counters that take turns (iterations and timesteps in one table), the finer one counts."""
         if progress.unit != last.unit and last.epoch is not None and progress.done == last.epoch:
             return True  # the epochs that the other one names too
         if now_s - self.progress_s >= OUTRANKED_FOR_S:
             return False
-        if is_aside(progress.phase) and not is_aside(last.phase):
-            return True
         if progress.unit == last.unit:
             return False
         is_without_total = progress.total is None and last.total is not None
@@ -213,6 +211,11 @@ class Told:
         if self._num_bytes > _HUGE_BYTES:
             return _KEPT_PER_S / 40
         return _KEPT_PER_S / 4 if self._num_bytes > _LARGE_BYTES else _KEPT_PER_S
+
+
+def _is_validation(progress: Progress, last: Progress) -> bool:
+    """Whether a counter is that of a validation or a preparation, and the one before it was of the training."""
+    return is_aside(progress.phase) and not is_aside(last.phase)
 
 
 def _importance(name: str) -> int:

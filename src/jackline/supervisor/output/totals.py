@@ -73,7 +73,8 @@ class Totals:
         return total
 
     def _by_share(self, progress: Progress, text: str) -> float | None:
-        match = _SHARE.search(text[:_MAX_TEXT]) if "%" in text else None
+        is_near = "%" in text and ("(" in text or "[" in text)
+        match = _SHARE.search(text[:_MAX_TEXT]) if is_near else None
         if match is None or _float(match["done"]) != progress.done:
             return None
         bounds = self._narrowed(progress, float(match["percent"]), 10.0 ** -len(match["digits"] or ""))
