@@ -126,6 +126,8 @@ def test_two_ranks_that_print_the_same_counter_count_once() -> None:
         [f"[W] image {number}: no caption, skipped" for number in range(8, 90, 9)],
         [f"WARNING sample {number} is too long" for number in (3, 19, 22, 140, 141, 600, 777)],
         [f"could not decode clip {number}" for number in (3, 19, 22, 140, 141, 600, 777)],
+        [f"queue {number} of 64, busy 0.{number}" for number in (3, 9, 31, 2, 17, 60, 12, 9, 33, 34, 1, 5)],
+        [f"attempt {number} of 5 failed, sleeping {2**number} s" for number in range(1, 6)],
         [f"cache miss for key {number}" for number in (103, 119, 122, 1140, 1141, 1600, 9777, 9999)],
         [f"request {number} took 3 tries" for number in (12, 4, 99, 3, 45, 7, 80, 2)],
         list(
@@ -158,6 +160,19 @@ def test_large_numbers_are_read_and_a_preparation_is_not_the_run(text: str, unit
     told = hear([text.format(n=n, N=50_000, p=n // 500) for n in range(5_000, 20_001, 5_000)])
     found = known(told)
     assert (found.done, found.total, found.unit, found.of) == (20_000, 50_000, unit, "part")
+
+
+def test_the_files_of_a_preparation_are_counted_through_it() -> None:
+    told = hear([f"shard {shard}/4 doc {doc}/100" for shard in (1, 2, 3) for doc in range(25, 101, 25)][:10])
+    found = known(told)
+    assert (found.phase, found.done, found.total, found.of) == ("shard", 250, 400, "part")
+
+
+def test_an_epoch_in_brackets_before_its_batch_is_not_the_batch() -> None:
+    lines = epochs("[{e}/{E}] b{b}: {b}/{B} nll={l:.4f}")[:6]
+    told = hear([*lines[:4], "[1/3] validation nll=0.5", *lines[4:]])
+    assert numbers(told)["validation_nll"] == 0.5
+    assert (known(told).done, known(told).total, known(told).epoch) == (60, 120, 2)
 
 
 def test_thousands_and_millions_in_short() -> None:

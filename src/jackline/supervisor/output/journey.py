@@ -60,15 +60,14 @@ class _Epochs:
             self._took_s.append(now_s - began[2])
         self._began = (epoch, share, now_s)
 
-    def left_s(self, later_epochs: float, now_s: float) -> float | None:
-        """How long this epoch and the later ones still take; None while no whole one was seen, or when this one takes
-        longer than those before it."""
+    def left_s(self, later_epochs: float, least_s: float, now_s: float) -> float | None:
+        """How long this epoch and the later ones still take; None while no whole one was seen. `least_s`: what is
+        left of this one at the pace of its reports."""
         if not self._took_s or self._began is None:
             return None
         took_s = sorted(self._took_s)[len(self._took_s) // 2]
         _, share, began_s = self._began
-        this_s = began_s + took_s - now_s
-        return max(0.0, this_s + (later_epochs - share) * took_s) if this_s > 0 else None
+        return max(least_s, began_s + took_s - now_s + (later_epochs - share) * took_s)
 
 
 class Journey:
@@ -128,9 +127,12 @@ class Journey:
         if found.of != "run" or found.epoch is None or not found.epochs or not told.total or told.unit == "epochs":
             return found
         self._took.take(found.epoch, told.done / told.total, now_s)
-        left_s = self._took.left_s(found.epochs - 1 - (found.epoch - self._first_epoch), now_s)
         is_complete = found.total is not None and found.done >= found.total
-        return found if left_s is None or found.eta_s is None or is_complete else replace(found, eta_s=left_s)
+        if is_complete or found.eta_s is None or not found.rate_per_s:
+            return found
+        least_s = max(0.0, told.total - told.done) / found.rate_per_s
+        left_s = self._took.left_s(found.epochs - 1 - (found.epoch - self._first_epoch), least_s, now_s)
+        return found if left_s is None else replace(found, eta_s=left_s)
 
     def _with_epoch(self, progress: Progress) -> Progress:
         """The report with the epoch that it is in, and the first and last epoch remembered."""
@@ -195,7 +197,10 @@ class Journey:
             index = told.epoch - self._first_epoch
             if told.epochs and 0 <= index < told.epochs:
                 done = index * total + told.done
-                return replace(told, phase="", done=done, total=told.epochs * total, eta_s=None, of="run")
+                total *= told.epochs
+                if told.of == "part":  # of a preparation or a validation
+                    return replace(told, done=done, total=total, eta_s=None)
+                return replace(told, phase="", done=done, total=total, eta_s=None, of="run")
             return replace(told, of="epoch")
         outer = self._outer(counter, now_s) if told.source == "bar" else None
         if outer is not None and outer.total is not None:

@@ -51,11 +51,12 @@ _NOT_A_NAME = re.compile(r"at|in|on|of|to|is|from|for|by|and|the|an?|line|port|p
 # A whole number that grows and counts no steps: an address or an amount, by the word before it or the unit behind it.
 _NO_COUNT = re.compile(
     r"(?:(?:^|[^a-z])(?:port|pid|process|worker|rank|gpu|node|thread|line|memory|mem|ram|used?|size|free|total|seed|version"
-    r"|allocated|reserved|cached|peak|id)|\.(?:py|cc|cpp|cu|rs|go))$"
+    r"|allocated|reserved|cached|peak|id|attempt|retry|try|queued?)|\.(?:py|cc|cpp|cu|rs|go))$"
 )
 _AMOUNT = re.compile(r"\s*(?:[KMGT]i?B|bytes?|B|[mun]?s|sec\w*|min\w*|hours?|°C|W|Hz|[KMG]?bps|[A-Za-z]+/s(?:ec)?)\b")
 _COUNTING = re.compile(r"step|iter|epoch|batch|total|sample|token|process|done|seen|finish|complet|pass")
 _THINGS = re.compile(r"\s+([a-z]{2,19}s)\b(?!\s*[:=]|\s+[-+]?\d)")  # '20 of 50 docs'
+_UNIT = re.compile(r"[^\W\d_](?:[^\W\d]|-){0,19}")
 _VERB = re.compile(r"\w+ed|seen|done|read|written|at|")
 # Such a line names what went wrong with one thing, and its number says which.
 _TROUBLE = re.compile(
@@ -151,16 +152,15 @@ class Learner:
         numbers = _numbers(places, shape, words, at)
         if total is None and at != words.by_word and not numbers and not self._is_steady(shape, words, at):
             return None
-        if total is None and words.is_trouble:
+        if (total is None and words.is_trouble) or (outer is None and _is_uneven(shape.places[at])):
             return None
         epoch = epochs = None
         if outer is not None and not shape.places[outer].falls:
             epoch, epochs = shape.places[outer].last, total_of(shape, words, outer)
         of = share_of(shape, words, roles, is_open=total is None, is_measured=bool(numbers))
-        phase = words.aside if of == "part" else ""
         done, unit = shape.places[at].last, _unit(words, at)
         eta_s = time_left(text) or None if of == "run" and epoch is None else None
-        progress = Progress(phase, done, total, unit, None, eta_s, "line", of, epoch, epochs, is_guessed=True)
+        progress = Progress(words.aside, done, total, unit, None, eta_s, "line", of, epoch, epochs, is_guessed=True)
         return Learned(progress, numbers)
 
     def _is_steady(self, shape: Shape, words: Words, at: int) -> bool:
@@ -168,10 +168,15 @@ class Learner:
         place = shape.places[at]
         if words.shares[at]:
             return True
-        if (shape.count - 1) * _RARE < self._num_lines - shape.began_at or place.uneven * 3 > place.rises:
+        if (shape.count - 1) * _RARE < self._num_lines - shape.began_at:
             return False
         is_each = place.longest <= 1.0 or _COUNTING.search(words.names[at]) is not None
         return is_each or shape.count >= _REPEATS_OF_ANYTHING
+
+
+def _is_uneven(place: Place) -> bool:
+    """Work is counted in steps of about one size; numbers of things come in any."""
+    return place.uneven * 3 > place.rises
 
 
 def _shape_of(bare: str) -> str:
@@ -209,7 +214,7 @@ def _unit(words: Words, at: int) -> str:
         return words.things[total]
     if EPOCH.fullmatch(word):
         return "epochs"
-    return word if not _NOT_A_NAME.fullmatch(word) and len(word) <= 20 else ""
+    return word if _UNIT.fullmatch(word) and not _NOT_A_NAME.fullmatch(word) else ""
 
 
 def _read_words(bare: str, places: list[re.Match[str]]) -> Words:

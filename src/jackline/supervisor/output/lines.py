@@ -45,7 +45,8 @@ _EPOCHS_BATCHES = re.compile(
 )
 # ESPnet: '2epoch:train:51-100batch: iter_time=0.1'.
 _EPOCH_RANGE = re.compile(r"(?<!\w)(?P<epoch>\d+)epoch:train:\d+-(?P<done>\d+)batch\b")
-_ASIDE = re.compile(r"(?:^\W*|epoch\()(test|val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
+_PAIR = re.compile(r"(?<![\d/])\d+\s*/\s*\d+(?![\d/])")
+_ASIDE = re.compile(r"(?:^\W*|epoch\(|(?<=\])\s*)(test|val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
 # Its quickstart: 'loss: 2.253  [12864/60000]'.
 _BRACKETS = re.compile(r"\[\s*(?P<done>\d+)\s*/\s*(?P<total>\d+)\s*\]")
 # XGBoost and LightGBM: '[10]<tab>train-rmse:0.123'.
@@ -142,9 +143,9 @@ def _counted(text: str) -> Progress | None:
 
 def _behind_numbers(text: str) -> Progress | None:
     found = _BRACKETS.search(text) if MEASURED.search(text) else None
-    if found is None or float(found["done"]) > float(found["total"]):
-        return None
-    if (aside := _ASIDE.search(text[: found.start()])) is not None:
+    if found is None or float(found["done"]) > float(found["total"]) or len(_PAIR.findall(text)) > 1:
+        return None  # of two pairs nobody knows which is around the other: learned.py may find out
+    if (aside := _ASIDE.search(text[: found.start()]) or _ASIDE.match(text, found.end())) is not None:
         return _aside(aside, found)
     return Progress("", float(found["done"]), float(found["total"]), "", None, None, "line")
 

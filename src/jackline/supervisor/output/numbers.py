@@ -33,7 +33,7 @@ _POSTFIX = re.compile(
     rf"[,\[]\s*(?P<name>[A-Za-z][\w/.@ -]{{0,59}})=\s*(?P<value>{_NUMBER}|nan|inf)(?P<unit>[%A-Za-z]?)"
 )
 _BRACKET = re.compile(r"\[\d+:\d\d[^\]]*\]\s*$")
-_PACE = re.compile(r"\w{1,8}/s|[mu]?s/\w{1,8}")  # Lightning: '18.48it/s train_loss: 0.004'
+_PACE = re.compile(r"\w{1,8}/s|[mu]?s/\w{1,8}|[kmgt]?/[\d.]+\w?")  # Lightning: '18.48it/s train_loss: 0.004'
 _HELD_OUT = re.compile(r"(?<![A-Za-z])(val|valid|validation|test|eval|evaluation|dev)(?![A-Za-z])", re.IGNORECASE)
 
 # These are metrics whatever their value looks like.

@@ -6,6 +6,7 @@ not own: how lines become shapes (learned.py), nor what the counters say about t
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Place:
     rises: int = 0
     falls: int = 0
     restarts: int = 0  # falls to where it began, as a counter inside an epoch does
+    peak: float = math.inf  # the least from which it started again
     leads: int = 0  # rises with a line in which another place started again
     uneven: int = 0  # rises much larger or smaller than the one before
     stride: float = 0.0
@@ -44,6 +46,7 @@ class Place:
         elif gain < 0:
             self.falls += 1
             self.restarts += value <= self.low + self.longest
+            self.peak = min(self.peak, self.last)
             self.low = min(self.low, value)
         self.last = value
 
@@ -133,6 +136,9 @@ def _is_counter(shape: Shape, words: Words, at: int) -> bool:
     if (place.falls - place.restarts) * 20 > place.rises:
         return False
     is_led = any(other.leads and other.leads == other.rises and other is not place for other in shape.places)
+    total = total_of(shape, words, at)
+    if total is not None and place.restarts and not is_led and place.peak < min(total - place.longest, 0.9 * total):
+        return False  # an epoch ends with its last batch, or one print before it
     if words.shares[at]:
         return place.rises > 2 * place.restarts or (is_led and place.rises > 0)
     is_moving = 2 * (place.rises + place.restarts) >= shape.count - 1

@@ -101,7 +101,7 @@ class Told:
             return
         self.progress = self._journey.take(progress, now_s)
         self.progress_s = now_s
-        self._is_known = is_known and self.progress.unit == progress.unit
+        self._is_known = is_known and self.progress.unit == progress.unit and not is_aside(progress.phase)
 
     def _is_inside(self, progress: Progress, last: Progress) -> bool:
         """A learned counter below headings ('Epoch 2/3') says more than they do."""
