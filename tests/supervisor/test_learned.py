@@ -168,6 +168,14 @@ def test_the_files_of_a_preparation_are_counted_through_it() -> None:
     assert (found.phase, found.done, found.total, found.of) == ("shard", 250, 400, "part")
 
 
+@pytest.mark.parametrize(
+    "text", ["[dataloader] Ep {e}/{E} mb {b}/{B} obj {l:.4f}", "tokens {e} of {E}, {b}/{B}, nll {l:.4f}"]
+)
+def test_a_training_whose_first_word_is_of_a_preparation_is_the_run(text: str) -> None:
+    found = known(hear(epochs(text)[:6]))
+    assert (found.phase, found.done, found.total, found.of) == ("", 60, 120, "run")
+
+
 def test_an_epoch_in_brackets_before_its_batch_is_not_the_batch() -> None:
     lines = epochs("[{e}/{E}] b{b}: {b}/{B} nll={l:.4f}")[:6]
     told = hear([*lines[:4], "[1/3] validation nll=0.5", *lines[4:]])

@@ -67,7 +67,7 @@ _TROUBLE = re.compile(
 # What ninja, CMake and others put in front of words that differ: '[ 12%] Linking ...', '[3/120] Building ...'.
 _HEAD = re.compile(r"\s*\[\s*\d+\s*(?:%|/\s*\d+)\s*\](?=\s)")
 _FREE_DIGIT = re.compile(r"(?<![A-Za-z_@\d])\d")  # not that of 'acc1'
-_HELD_OUT = re.compile(r"val|valid|validation|test|eval|evaluation")
+_HELD_OUT = re.compile(r"val|valid|validat\w+|test|testing|eval|evaluat\w+")
 _PLAIN_WORD = re.compile(r"(?<![\w./-])[A-Za-z]+(?![\w./-])")
 _OF_WORDS = frozenset({"/", "of", "out of", "von", "de", "sur", "di", "su", "van", "af", "av", "z", "из"})
 
@@ -157,10 +157,12 @@ class Learner:
         epoch = epochs = None
         if outer is not None and not shape.places[outer].falls:
             epoch, epochs = shape.places[outer].last, total_of(shape, words, outer)
-        of = share_of(shape, words, roles, is_open=total is None, is_measured=bool(numbers))
+        aside = _aside_of(words, outer, numbers)
+        is_training = bool(numbers) or at == words.by_word
+        of = share_of(shape, roles, is_open=total is None, is_aside=bool(aside), is_training=is_training)
         done, unit = shape.places[at].last, _unit(words, at)
         eta_s = time_left(text) or None if of == "run" and epoch is None else None
-        progress = Progress(words.aside, done, total, unit, None, eta_s, "line", of, epoch, epochs, is_guessed=True)
+        progress = Progress(aside, done, total, unit, None, eta_s, "line", of, epoch, epochs, is_guessed=True)
         return Learned(progress, numbers)
 
     def _is_steady(self, shape: Shape, words: Words, at: int) -> bool:
@@ -172,6 +174,15 @@ class Learner:
             return False
         is_each = place.longest <= 1.0 or _COUNTING.search(words.names[at]) is not None
         return is_each or shape.count >= _REPEATS_OF_ANYTHING
+
+
+def _aside_of(words: Words, outer: int | None, numbers: dict[str, float]) -> str:
+    """The name of the preparation or validation that a line is about. What has epochs or a loss is a training, though
+    its first word may be 'loader' or 'tokens'."""
+    if not words.aside or _HELD_OUT.fullmatch(words.aside):
+        return words.aside
+    is_training = outer is not None and EPOCH.fullmatch(words.names[outer]) is not None
+    return "" if is_training or any(is_metric(name, "0.0") for name in numbers) else words.aside
 
 
 def _is_uneven(place: Place) -> bool:

@@ -40,9 +40,7 @@ _TRAIN_PART = re.compile(r"^\W*Train: (?P<epoch>\d+) \[\s*(?P<done>\d+)/(?P<tota
 # The CIFAR tutorial of PyTorch: '[2,  4000] loss: 1.839'; its DCGAN tutorial: '[0/5][50/1583]<tab>Loss_D: 1.2'.
 _EPOCH_BATCH = re.compile(r"^\W{0,3}\[\s*(?P<epoch>\d+),\s*(?P<done>\d+)\]\s*\w*\s?loss\b", re.IGNORECASE)
 # Swin: 'Train: [2/300][10/1251]', DINO: 'Epoch: [3/100]  [ 10/1251]'.
-_EPOCHS_BATCHES = re.compile(
-    r"\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\]\s*\[\s*(?P<done>\d+)/(?P<total>\d+)\].*loss", re.IGNORECASE
-)
+_EPOCHS_BATCHES = re.compile(r"\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\]\s*\[\s*(?P<done>\d+)/(?P<total>\d+)\]")
 # ESPnet: '2epoch:train:51-100batch: iter_time=0.1'.
 _EPOCH_RANGE = re.compile(r"(?<!\w)(?P<epoch>\d+)epoch:train:\d+-(?P<done>\d+)batch\b")
 _PAIR = re.compile(r"(?<![\d/])\d+\s*/\s*\d+(?![\d/])")
@@ -101,7 +99,7 @@ def word_counter(text: str) -> tuple[int, str] | None:
 
 
 def _in_brackets(text: str) -> Progress | None:
-    whole = _EPOCHS_BATCHES.search(text)
+    whole = _EPOCHS_BATCHES.search(text) if "loss" in text.lower() else None
     if whole is not None and float(whole["done"]) <= float(whole["total"]):
         done, total = float(whole["done"]), float(whole["total"])
         epoch, epochs = float(whole["epoch"]), float(whole["epochs"])

@@ -93,18 +93,17 @@ class Shape:
         )
 
 
-def share_of(shape: Shape, words: Words, roles: Roles, *, is_open: bool, is_measured: bool) -> Of:
-    """What a counter is a share of."""
+def share_of(shape: Shape, roles: Roles, *, is_open: bool, is_aside: bool, is_training: bool) -> Of:
+    """What a counter is a share of. `is_open`: it has no total."""
     if is_open:
         return "run"
-    if words.aside:
+    if is_aside:
         return "part"
     if roles.outer is not None:
         return "part" if shape.places[roles.outer].falls else "epoch"  # the epochs of one fold, then of the next
     if shape.places[roles.at].restarts:
         return "epoch"
     # Where no metric stands beside it, it may count the files before the training.
-    is_training = is_measured or roles.at == words.by_word
     return "run" if is_training and not roles.is_around else "part"
 
 
