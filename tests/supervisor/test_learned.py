@@ -142,6 +142,17 @@ def test_a_number_that_only_names_a_thing_is_no_progress(lines: list[str]) -> No
     assert hear(lines).progress is None
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["exported 0", "exported 20", "exported 40"],
+        ["crawled 10 pages", "crawled 20 pages", "crawled 30 pages", "crawled 40 pages"],
+    ],
+)
+def test_every_so_many_of_a_loop_are_progress(lines: list[str]) -> None:
+    assert (known(hear(lines)).done, known(hear(lines)).is_guessed) == (40, True)
+
+
 def test_a_learned_counter_with_a_total_outweighs_one_without() -> None:
     lines = [line for n in range(1, 9) for line in (f"packed {n} of 20 shards", f"item {n * 100}")]
     told = hear(lines, every_s=0.5)

@@ -103,7 +103,8 @@ class ProgressRecord:
 
     `of` says what `done`, `total` and `eta_s` are about: the `run`, one `epoch` (then `epoch` of `epochs` may be
     known), or one `bar` of which it is not known whether it is the whole run. None: an older file, or the session's
-    progress, which is the run's. `at_s`: when it was printed. `is_guessed`: the format was learned, not known.
+    progress, which is the run's. `at_s`: when it was printed. `is_guessed`: the format was learned, or the total was
+    found elsewhere than beside its counter.
     """
 
     phase: str | None = None

@@ -51,7 +51,7 @@ _NOT_A_NAME = re.compile(r"at|in|on|of|to|is|from|for|by|and|the|an?|line|port|p
 # A whole number that grows and counts no steps: an address or an amount, by the word before it or the unit behind it.
 _NO_COUNT = re.compile(
     r"(?:(?:^|[^a-z])(?:port|pid|process|worker|rank|gpu|node|thread|line|memory|mem|ram|used?|size|free|total|seed|version"
-    r"|allocated|reserved|cached|peak|id|attempt|retry|try|queued?)|\.(?:py|cc|cpp|cu|rs|go))$"
+    r"|allocated|reserved|cached|peak|id|attempt|retry|try|queue)|\.(?:py|cc|cpp|cu|rs|go))$"
 )
 _AMOUNT = re.compile(r"\s*(?:[KMGT]i?B|bytes?|B|[mun]?s|sec\w*|min\w*|hours?|°C|W|Hz|[KMG]?bps|[A-Za-z]+/s(?:ec)?)\b")
 _COUNTING = re.compile(r"step|iter|epoch|batch|total|sample|token|process|done|seen|finish|complet|pass")
@@ -172,8 +172,10 @@ class Learner:
             return True
         if (shape.count - 1) * _RARE < self._num_lines - shape.began_at:
             return False
-        is_each = place.longest <= 1.0 or _COUNTING.search(words.names[at]) is not None
-        return is_each or shape.count >= _REPEATS_OF_ANYTHING
+        # 0, 20, 40: a loop that prints each 20th.
+        is_each = place.shortest == place.longest and place.last % place.longest == 0
+        is_named = _COUNTING.search(words.names[at]) is not None
+        return is_each or is_named or shape.count >= _REPEATS_OF_ANYTHING
 
 
 def _aside_of(words: Words, outer: int | None, numbers: dict[str, float]) -> str:

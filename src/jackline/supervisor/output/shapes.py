@@ -34,6 +34,7 @@ class Place:
     uneven: int = 0  # rises much larger or smaller than the one before
     stride: float = 0.0
     longest: float = 0.0
+    shortest: float = math.inf
 
     def take(self, value: float, *, is_count: bool) -> None:
         self.is_count = self.is_count and is_count
@@ -43,6 +44,7 @@ class Place:
             self.rises += 1
             self.uneven += self.rises > 1 and not self.stride <= 4 * gain <= 16 * self.stride
             self.stride, self.longest = gain, max(self.longest, gain)
+            self.shortest = min(self.shortest, gain)
         elif gain < 0:
             self.falls += 1
             self.restarts += value <= self.low + self.longest
