@@ -279,7 +279,8 @@ def test_a_segfault_is_placed_in_the_thread_that_crashed() -> None:
         "error: it crashed in native code with a segmentation fault at train.py:9\n"
         "       /home/me/train.py:9 in kernel: ctypes.string_at(0)\n"
         "       it ran for 41 s; peak memory 3.0 GiB of 8.0 GiB RAM\n"
-        "hint: the call at that line enters C code; update or pin the package it belongs to"
+        "hint: that line calls C through ctypes: look at the address it passes (null, freed), at argtypes and "
+        "restype, and that what it points to still lives"
     )
     assert best(found).is_retryable
 

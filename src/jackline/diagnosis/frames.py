@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_RESCUE = "/jackline/supervisor/child/inside/"
 SHELL = "bash"  # in place of the function, for a line of a shell script
 
 
@@ -84,6 +85,13 @@ def innermost_user_frame(thread: ThreadStack | None) -> Frame | None:
         return None
     if thread.awaiting is not None:
         return thread.awaiting
-    own = [frame for frame in thread.frames if frame.is_user]
+    frames = _outside_of_rescue(thread.frames)
+    own = [frame for frame in frames if frame.is_user]
     # Libraries run code from strings too (dataclasses, namedtuples); it is the user's only with `python -c`.
-    return next((frame for frame in own if frame.file != "<string>"), own[0] if own else thread.frames[0])
+    return next((frame for frame in own if frame.file != "<string>"), own[0] if own else next(iter(frames), None))
+
+
+def _outside_of_rescue(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames of the program: Jackline's rescue may run in its main thread when it ends."""
+    last = max((at for at, frame in enumerate(frames) if _RESCUE in frame.file), default=-1)
+    return frames[last + 1 :]

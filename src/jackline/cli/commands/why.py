@@ -143,13 +143,15 @@ def _job_section(run: RunDir, status: RunStatus) -> list[str]:
 
 
 def _show_last_verdict(run: RunDir, status: RunStatus, *, with_evidence: bool, path: Path | None) -> None:
-    """Of a run that has ended: what the last verdict rested on, if it was asked for."""
+    """Of a run that has ended: what its explanation rests on, if it was asked for. The last verdict of its life has
+    decided only where Jackline ended it for that, or where nothing else is known."""
+    from jackline.cli.text.why_dead import evidence_of_end
     from jackline.cli.text.why_live import evidence_section
 
     if with_evidence:
-        _print(
-            evidence_section(status.supervisor_state.evidence or {}) or ["there is no evidence of its last verdict"]
-        )
+        lines, is_explained = evidence_of_end(run, status)
+        live = [] if is_explained else evidence_section(status.supervisor_state.evidence or {})
+        _print([*lines, *live] or ["there is no evidence of its last verdict"])
     attempt = run.last_attempt()
     if path is not None:
         _save_case(path, atomic.read_json(attempt.case_file) if attempt else None)

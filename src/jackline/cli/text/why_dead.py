@@ -17,7 +17,7 @@ from jackline.cli.text.memory import oom_lines
 from jackline.diagnosis.deaths.collect import dumped_pids, last_output, read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
-from jackline.diagnosis.deaths.report import death_text
+from jackline.diagnosis.deaths.report import death_text, evidence_of_death
 from jackline.diagnosis.logs.clues import explain_log
 from jackline.immutable import immutable
 from jackline.rundir.access.reading import read_text
@@ -146,6 +146,15 @@ def death_lines(run: RunDir, status: RunStatus, death: Death) -> Iterator[str]:
     for path in attempt.list_incidents():
         yield f"incident: {path}{_first_words(path)}"
     yield f"log: {run.out_log}"
+
+
+def evidence_of_end(run: RunDir, status: RunStatus) -> tuple[list[str], bool]:
+    """For `why --evidence`: the lines, and whether they explain the end without the last verdict of its life."""
+    death = read_death(run, status)
+    if death.evidence is None or not death.findings:
+        return [], False
+    lines = (f"  {line}" for line in evidence_of_death(death.findings, death.evidence))
+    return ["", "What this explanation rests on", *lines], death.findings[0].cause != "stuck"
 
 
 def title_line(run: RunDir, status: RunStatus, death: Death) -> str:

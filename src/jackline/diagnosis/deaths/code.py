@@ -41,7 +41,10 @@ _HINTS = (
         r"\[Errno 98\]|Address already in use|EADDRINUSE",
         "a leftover process holds the port: `jackline doctor` names it, or take another (--master_port)",
     ),
-    (r"\[Errno 13\]|Permission denied", "look at who owns the path: ls -ld PATH"),
+    (
+        r"\[Errno 13\]|Permission denied",
+        "its user may not do that there: `ls -ld` the path and the folder that holds it; `id` says who you are",
+    ),
     (
         r"PytorchStreamWriter failed|basic_ios::clear|unexpected pos \d+|\d+ requested and \d+ written",
         "a full disk, a used-up quota (`quota`), a limit on file sizes (`ulimit -f`) or a folder that was removed "
@@ -85,10 +88,6 @@ _HINTS = (
     (
         r"\[Errno 5\]|Input/output error",
         "a disk or a network file system failed: `dmesg | tail` says which; copy the data to another disk",
-    ),
-    (
-        r"BrokenPipeError",
-        "the program that read its output ended first: the one after the `|` (head, grep -q), or a lost connection",
     ),
     (r"\[Errno 116\]|Stale file handle", "the server of that file system replaced it: mount it again"),
     (r"InvalidCxxCompiler|No working C\+\+ compiler", "torch.compile needs a C++ compiler: install g++"),
@@ -160,8 +159,13 @@ _HINTS = (
         "the settings file has an error at the line that the message names (`jackline logs`)",
     ),
     (
-        r"JSONDecodeError|BadZipFile|UnidentifiedImageError|Parquet magic bytes|BadGzipFile|while decompressing data"
-        r"|Compressed file ended before",
+        r"JSONDecodeError",
+        "the message counts inside that one text: if it is a record of many (JSON Lines), catch the error there and "
+        "print file and line number; if it is a whole file, look at its size and head",
+    ),
+    (
+        r"BadZipFile|tarfile\.ReadError|UnidentifiedImageError|Parquet magic bytes|BadGzipFile"
+        r"|while decompressing data|Compressed file ended before",
         "a file is damaged, cut off, or of another kind (an error page instead of data?): look at its size and head",
     ),
     (

@@ -101,7 +101,7 @@ def with_sources(lines: tuple[str, ...]) -> tuple[str, ...]:
         return lines
     found = []
     for at, line in enumerate(lines):
-        source = _source_line(frames[at][1], int(frames[at][2])) if at in frames else ""
+        source = source_line(frames[at][1], int(frames[at][2])) if at in frames else ""
         found += [line, f"    {source}"] if source else [line]
     return tuple(found)
 
@@ -166,13 +166,13 @@ def _with_source(fault_text: str) -> str:
         lines.append(line)
         match = re.fullmatch(_FAULT_FRAME, line)
         if match and not match[1].startswith("<"):
-            source = _source_line(match[1], int(match[2]))
+            source = source_line(match[1], int(match[2]))
             if source:
                 lines.append(f"    {source}")
     return "\n".join(lines)
 
 
-def _source_line(file: str, number: int) -> str:
+def source_line(file: str, number: int) -> str:
     """Line `number` of a Python file; the path is what somebody's file says, so it may be anything."""
     if not file.endswith((".py", ".pyw")):
         return ""

@@ -24,6 +24,7 @@ from jackline.diagnosis.deaths.code import (
 from jackline.diagnosis.deaths.disk import disk_full
 from jackline.diagnosis.deaths.evidence import GO_ON, Confidence, Evidence, Finding
 from jackline.diagnosis.deaths.gpu import cuda_error, nccl_timeout
+from jackline.diagnosis.deaths.left.particulars import with_exit_place, with_particulars
 from jackline.diagnosis.deaths.memory import cuda_oom, host_memory_error
 from jackline.diagnosis.deaths.network import network, refused_by_server
 from jackline.diagnosis.deaths.ranks import aborted_at_exit, first_failed, port_in_use, sizes_differ
@@ -138,8 +139,9 @@ def _by_exit_code(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...
     for rule in (*loud, *unsaid):
         finding = rule(evidence)
         if finding is not None:
+            finding = replace(with_exit_place(finding, evidence), rule=rule.__name__.strip("_"))
             return (finding, *_also_oom((finding,), evidence))
-    plain = rules_exit.exit_code(evidence)
+    plain = with_exit_place(rules_exit.exit_code(evidence), evidence)
     also = _also_oom((plain,), evidence)
     # Nothing was said, and the kernel ended a process in this run's own cgroup: that explains more than a number.
     if also and evidence.oom_kills_in_cgroup:
@@ -163,7 +165,7 @@ def _said(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
         for rule in _ERROR_RULES:
             finding = rule(error, evidence)
             if finding is not None:
-                return (finding,)
+                return (replace(finding, rule=rule.__name__),)
     return _said_by_child(chain, evidence) if chain.root.name in WRAPPERS else ()
 
 
@@ -203,7 +205,8 @@ def _said_in_log(evidence: Evidence) -> Finding | None:
         hint = f"the whole traceback is in {evidence.log_path}" if found[0].hint == SEE_LOG else found[0].hint
         return replace(found[0], confidence=sure, detail=(where, *found[0].detail), hint=hint)
     line = next((line.strip() for line in reversed(evidence.log_tail) if _LOGGED_ERROR.search(line)), "")
-    if not line:
+    # Where `jackline run > log` stands in that folder, the log holds its output once more.
+    if not line or any(line in one for one in evidence.output_tail):
         return None
     title = f"ended with exit code {evidence.exit_code}; the last error in its log: {line[:200]}"
     return Finding("exit_code", sure, title, (where, *ran_line(evidence)), f"read that log: {evidence.log_path}")
@@ -233,7 +236,7 @@ def _threads_ran_out(evidence: Evidence) -> tuple[Finding, ...]:
 def _interrupted_or_own(chain: Chain, evidence: Evidence) -> Finding:
     if chain.root.name == "KeyboardInterrupt":
         return interrupted(evidence)
-    return own_exception(chain, evidence)
+    return with_particulars(own_exception(chain, evidence), chain, evidence)
 
 
 def _also_oom(found: tuple[Finding, ...], evidence: Evidence) -> tuple[Finding, ...]:

@@ -82,6 +82,67 @@ class RankEnd:
     doing: str = ""
 
 
+@immutable
+class NamedFile:
+    """A file that was being read when an error came whose message names none."""
+
+    path: str = ""
+    line: int | None = None
+    column: int | None = None
+    is_proved: bool = False  # it holds the very text that could not be read
+    is_whole: bool = False  # that text is all of the file
+    is_empty: bool = False
+    is_file: bool = False  # the code had it open; otherwise a variable or a constant names it
+    at_byte: int | None = None
+
+
+@immutable
+class OtherEnd:
+    """Who is at the other end of a pipe."""
+
+    what: str = ""  # 'stdout', 'stderr', a 'child' of subprocess, a 'worker' of multiprocessing
+    name: str = ""
+    pid: int = 0
+    returncode: int | None = None  # as Popen.returncode; None while it lives, or where that is not known
+    is_broken: bool = False  # nobody reads what is written there
+
+
+@immutable
+class LastWords:
+    """What a process noted while it ended (supervisor/child/inside/last_words)."""
+
+    how: str = ""  # 'sys.exit', 'exit', 'os._exit', 'raise SystemExit', 'exception'
+    code: int | None = None
+    frames: tuple[Frame, ...] = ()  # where it was left, innermost first
+    error: str = ""  # the exception that was not caught, or that was being handled
+    raised: tuple[Frame, ...] = ()
+    files: tuple[NamedFile, ...] = ()
+    pipes: tuple[OtherEnd, ...] = ()
+    user: tuple[int, ...] = ()  # uid, gid, and the other groups
+    is_own: bool = False  # of the command's first process
+    is_read: bool = False  # not noted by the process, but the only such line of its script
+
+
+@immutable
+class Rights:
+    """Who may do what at a path that an error says may not be used, measured when the attempt had ended."""
+
+    path: str = ""
+    exists: bool | None = None  # None: a folder above cannot be entered
+    at: str = ""  # the path, or the nearest folder above that exists
+    is_folder: bool = False
+    owner: str = ""  # 'root (uid 0)'
+    group: str = ""
+    mode: int = 0
+    user: str = ""  # who the process was
+    is_user_known: bool = False
+    can_read: bool = False
+    can_write: bool = False
+    can_execute: bool = False  # of a folder: enter it
+    is_read_only: bool = False  # the file system
+    is_sticky: bool = False  # in a folder like /tmp, and another user's
+
+
 def _gpu_growth(value: Any) -> GpuGrowth | None:
     found = decode(GpuGrowth, value)
     return found if found.grew_bytes else None
@@ -96,12 +157,33 @@ def _pids(value: Any) -> tuple[int, ...] | None:
     return tuple(pid for pid in value if type(pid) is int) if isinstance(value, list) else None
 
 
+_frames = each(lambda value: decode(Frame, value))
+_LAST_WORDS = {
+    "tuple[Frame, ...]": _frames,
+    "tuple[int, ...]": _pids,
+    "tuple[NamedFile, ...]": each(lambda value: decode(NamedFile, value)),
+    "tuple[OtherEnd, ...]": each(lambda value: decode(OtherEnd, value)),
+}
+
+
+def last_words_of(value: Any) -> LastWords | None:
+    found = decode(LastWords, value, _LAST_WORDS)
+    return found if found.how else None
+
+
+def _rights(value: Any) -> Rights | None:
+    found = decode(Rights, value)
+    return found if found.path else None
+
+
 _OWN = {
     "Frame | None": _frame,
     "tuple[int, ...]": _pids,
     "tuple[SentSignal, ...]": each(lambda value: decode(SentSignal, value)),
     "tuple[DiskSpace, ...]": each(lambda value: decode(DiskSpace, value)),
-    "tuple[Frame, ...]": each(lambda value: decode(Frame, value)),
+    "tuple[Frame, ...]": _frames,
+    "LastWords | None": last_words_of,
+    "Rights | None": _rights,
     "GpuGrowth | None": _gpu_growth,
     "tuple[RankEnd, ...]": each(lambda value: decode(RankEnd, value, {"Frame | None": _frame})),
 }
@@ -152,6 +234,9 @@ class Evidence:
     stuck_text: str = ""  # which ranks were stuck and where, when the alarm was raised
     stuck_frame: Frame | None = None
     is_adopted: bool = False  # started without Jackline
+    last_words: LastWords | None = None
+    rights: Rights | None = None
+    bindings: tuple[str, ...] = ()  # 'ctypes', 'cffi': ways into C that the file in which it crashed imports
     rescued: str = ""  # the command that prints how to load the state that was rescued
 
     def to_json(self) -> dict[str, Any]:
@@ -178,6 +263,7 @@ class Finding:
     hint: str = ""
     is_retryable: bool = False
     place: Frame | None = None
+    rule: str = ""  # the function that decided, where several explain the same cause
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

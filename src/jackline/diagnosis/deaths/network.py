@@ -130,7 +130,8 @@ def network(error: ErrorText, evidence: Evidence) -> Finding | None:
         name in frame.file for frame in error.frames for name in ("socket.py", "ssl.py", "http/", "urllib", "asyncio")
     )
     is_later = _TRY_LATER.search(text) or _TOO_MANY.search(text)
-    if error.name not in _KINDS and not is_timeout and not _WORDS.search(text) and not is_later:
+    is_known = error.name in _KINDS and not error.kind.startswith("tarfile.")  # its ReadError is about a file
+    if not is_known and not is_timeout and not _WORDS.search(text) and not is_later:
         return None
     host = _HOST.search(text)
     who = next((group for group in host.groups() if group), "") if host else ""

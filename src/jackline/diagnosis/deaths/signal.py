@@ -11,6 +11,7 @@ from collections import Counter
 
 from jackline.diagnosis.deaths.disk import fullest, is_full
 from jackline.diagnosis.deaths.evidence import GO_ON, Cause, Confidence, Evidence, Finding, SentSignal
+from jackline.diagnosis.deaths.left.particulars import native_hint
 from jackline.diagnosis.deaths.sentences import (
     at_place,
     cpp_exception,
@@ -302,8 +303,7 @@ def crashed(evidence: Evidence, number: int, *, who: str = "it") -> Finding:
         return Finding("segfault", "certain", title, lines, ENDLESS_CALL_HINT, False, again)
     if number == signals.SIGSEGV:
         title = f"{who} crashed in native code with a segmentation fault{where}"
-        hint = "the call at that line enters C code; update or pin the package it belongs to"
-        return Finding("segfault", "certain", title, detail, hint, True, place)
+        return Finding("segfault", "certain", title, detail, native_hint(evidence, place), True, place)
     if number == signals.SIGBUS:
         return _bus_error(evidence, f"{who} crashed with a bus error{where}", detail, place)
     title = f"{who} aborted in native code (SIGABRT){where}"

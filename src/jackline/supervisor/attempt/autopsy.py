@@ -9,17 +9,22 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shlex
 import time
 import traceback
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from jackline.diagnosis.deaths.collect import dumped_pids, last_output, oom_delta, read_fault_text
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding, GpuGrowth, SentSignal
+from jackline.diagnosis.deaths.left.last_words import find_bindings, find_raise, measure_rights, read_last_words
 from jackline.diagnosis.deaths.report import death_text, summary_line
+from jackline.diagnosis.deaths.signal import fault_place
 from jackline.diagnosis.deaths.traceback_text import fatal_chain, traceback_hash
 from jackline.diagnosis.frames import Frame
+from jackline.diagnosis.logs.clues import within
 from jackline.errors import EXIT_FAILED, EXIT_STOPPED
 from jackline.immutable import immutable
 from jackline.machine.disk import explain_refusal, read_disk
@@ -46,6 +51,7 @@ _PACKAGE = Path(__file__).parents[2]
 DEBRIS_PATIENCE_S = 15.0
 CLOCK_JUMP_S = 5.0
 RECENT_END_S = 60.0
+_PATIENCE_S = 1.0  # a network disk may hang
 STOPPED_CAUSES = ("stopped", "time_limit")
 
 
@@ -184,7 +190,6 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         duration_s=duration_of(watch, ending),
         ended_at_s=ending.ended_at_s,
         output_tail=tail,
-        fault_text=read_fault_text(attempt.stacks, dumped_pids(attempt.stacks)),
         sent_signals=sent,
         stop_requested_by=stop_requested_by,
         oom_kills_in_cgroup=in_cgroup,
@@ -217,7 +222,24 @@ def gather(watch: AttemptWatch, ending: Ending, *, sent: tuple[SentSignal, ...],
         ranks=watch.ranks.endings(),
         stuck_text=stuck.text if stuck is not None and stuck.label == "STUCK_RANKS" else "",
         stuck_frame=stuck.frame if stuck is not None else None,
+        **_last_words(watch, ending, tail),
     )
+
+
+def _last_words(watch: AttemptWatch, ending: Ending, tail: Sequence[str]) -> dict[str, Any]:
+    """What its processes left in the folder of stacks, and what that names."""
+    stacks, written = watch.command.attempt.stacks, watch.written
+    fault = read_fault_text(stacks, dumped_pids(stacks))
+    words = read_last_words(stacks, watch.command.child.pid, ending.exit_code) if ending.exit_code else None
+    if words is None and ending.exit_code and fatal_chain(tail) is None:
+        words = find_raise(shlex.split(written.command), written.cwd, ending.exit_code)
+    rights = within(_PATIENCE_S, lambda: measure_rights(tail, words, written.cwd)) if ending.exit_code else None
+    return {
+        "fault_text": fault,
+        "last_words": words,
+        "rights": rights,
+        "bindings": find_bindings(fault_place(fault)) if fault else (),
+    }
 
 
 def is_incomplete(progress: ProgressRecord) -> bool | None:

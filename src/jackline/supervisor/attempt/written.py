@@ -47,9 +47,9 @@ class WrittenFiles:
         self._run_folder = f"{run.path}{os.sep}"
         try:
             contents = read_run_file(run)
-            self._cwd, self.command = contents.cwd, contents.command
+            self.cwd, self.command = contents.cwd, contents.command
         except DamagedRun:
-            self._cwd = self.command = ""
+            self.cwd = self.command = ""
         self._paths: OrderedDict[str, None] = OrderedDict()
         self._next_s = float("-inf")
         self._began_s: float | None = None
@@ -72,7 +72,7 @@ class WrittenFiles:
     def disks(self, lines: Iterable[str]) -> tuple[DiskSpace, ...]:
         """The disks that it wrote to, that its last lines name, of its working folder and of temporary files."""
         named = [match for line in _without_code(lines) for match in _QUOTED_PATH.findall(line)]
-        places = [*named[-16:], *self._paths, self._cwd, os.environ.get("TMPDIR", "/tmp")]
+        places = [*named[-16:], *self._paths, self.cwd, os.environ.get("TMPDIR", "/tmp")]
         known = within(_PATIENCE_S, lambda: measure([place for place in places if place])) or ()
         if any(is_full(disk) for disk in known):
             return known
@@ -86,7 +86,7 @@ class WrittenFiles:
         newest = max(times, key=lambda path: times[path], default="")
         if newest and times[newest] >= since_s:
             return LastLog(newest, tail_lines(Path(newest), count), True)
-        found = within(_PATIENCE_S, lambda: newest_logs_under(Path(self._cwd), since_s)) if self._cwd else None
+        found = within(_PATIENCE_S, lambda: newest_logs_under(Path(self.cwd), since_s)) if self.cwd else None
         return LastLog(found[0], tail_lines(Path(found[0]), count)) if found else LastLog()
 
 

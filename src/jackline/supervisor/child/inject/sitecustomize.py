@@ -3,10 +3,11 @@
 """Runs at the start of every Python process of a supervised run, because its folder is first on PYTHONPATH.
 
 Owns: the file a process dumps its stacks to (JACKLINE_STACKS/fh.PID), the signals that ask for a dump or for a report
-of who waits for whom (`inside`, loaded only when asked), the notice that torch is imported (`inside/rescue`) or a
-process group made (`inside/recorder`), line buffering, the output file of a rank that is not the first of its machine
-(JACKLINE_RANKS), and running the user's own sitecustomize, which this file hides. It changes nothing else, imports
-nothing slow, and works (or does nothing) on every Python from 2.7 on, so it uses no newer syntax.
+of who waits for whom (`inside`, loaded only when asked), the notice that torch is imported (`inside/rescue`), a
+process group made (`inside/recorder`) or the process left with a failure (`inside/last_words`), line buffering, the
+output file of a rank that is not the first of its machine (JACKLINE_RANKS), and running the user's own sitecustomize,
+which this file hides. It changes nothing else, imports nothing slow, and works (or does nothing) on every Python from
+2.7 on, so it uses no newer syntax.
 """
 
 import os
@@ -17,7 +18,7 @@ import sys
 _LOWEST_FD = 700
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _PR_SET_PTRACER = 0x59616D61
-_state = {"fd": -1, "inode": None, "folder": None, "inside": None, "forking": None, "fork": None, "rank": ""}
+_state = {"fd": -1, "pid": os.getpid(), "folder": None, "inside": None, "forking": None, "fork": None, "rank": ""}
 
 
 def _open_dump_file():
@@ -151,10 +152,62 @@ def _arm_recorder(module):
         made = begin(*args, **kwargs)
         if recorder is not None:
             recorder.open_door(module, _state["folder"])
-        _divide_late(module)
+            recorder.divide_late(module, _divide, is_told=bool(_state["rank"]))
         return made
 
     module.init_process_group = init_process_group
+
+
+def _mind_the_end():
+    """Have noted where a process that fails was left. `inside/last_words` is loaded only then."""
+    import atexit
+
+    sys.exit, os._exit = _noting(sys.exit, "sys.exit"), _noting(os._exit, "os._exit")
+    quitter = type(getattr(sys.modules["builtins"], "exit", None))
+    if quitter.__name__ == "Quitter":
+        quitter.__call__ = _noting(quitter.__call__, "exit")
+    atexit.register(_note_the_end)
+
+
+def _noting(leave, how):
+    """`leave`, noted where its status is no success. No traceback shows this function."""
+
+    def noting(*args, **kwargs):
+        try:
+            status = (args[how == "exit" :] + tuple(kwargs.values()) + (None,))[0]
+            if status is not None and (type(status) is not int or status) and os.getpid() == _state["pid"]:
+                _part("last_words").keep(how, status, sys._getframe(1))
+                if how == "os._exit":
+                    _note_the_end()
+        except Exception:
+            pass
+        try:
+            return leave(*args, **kwargs)
+        except BaseException as problem:
+            problem.__traceback__ = problem.__traceback__.tb_next
+            raise
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(noting, name, getattr(leave, name))
+    return noting
+
+
+def _note_the_end():
+    try:
+        if "_jackline_inside.last_words" in sys.modules or getattr(sys, "last_value", None) is not None:
+            _part("last_words").write(_state["fd"], _state["inode"])
+    except Exception:
+        _note_who_it_was()
+
+
+def _note_who_it_was():
+    """It may have changed its user, who can load nothing."""
+    try:
+        if os.fstat(_state["fd"]).st_ino == _state["inode"][1]:
+            note = '\njackline end: {"how": "exception", "code": 1, "user": %s}\n'
+            os.write(_state["fd"], (note % ([os.geteuid(), os.getegid()] + os.getgroups())).encode("ascii"))
+    except Exception:
+        pass
 
 
 def _thread_frames():
@@ -253,28 +306,6 @@ def _divide_ranks():
         _divide(place)
 
 
-def _divide_late(module):
-    """The same for a child of multiprocessing (mp.spawn): its number is an argument, and known to torch by now."""
-    try:
-        processes = sys.modules.get("multiprocessing.process")
-        is_child = processes is not None and processes.parent_process() is not None
-        if os.environ.get("JACKLINE_RANKS") and is_child and not _state["rank"] and module.get_world_size() > 1:
-            number = str(module.get_rank())
-            _divide((number, str(module.get_world_size()), os.environ.get("LOCAL_RANK") or _spawned() or number))
-    except Exception:
-        pass
-
-
-def _spawned():
-    """The number that mp.spawn has given to this process on its machine; None outside of it."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_wrap" and frame.f_code.co_filename.endswith("torch/multiprocessing/spawn.py"):
-            return str(frame.f_locals.get("i"))
-        frame = frame.f_back
-    return None
-
-
 def _divide(place):
     folder = os.environ["JACKLINE_RANKS"]
     attempt = os.path.dirname(folder)
@@ -348,6 +379,7 @@ try:
             if os.environ.get("JACKLINE_RESCUE") == "1":
                 wanted["torch.optim.optimizer"] = _arm_rescue
             sys.meta_path.insert(0, _TorchWatch(wanted))
+            _mind_the_end()
 except Exception:
     pass
 try:

@@ -107,3 +107,26 @@ def read_groups(dumps):
     for group in groups.values():
         group["calls"] = sorted(group["calls"], key=lambda call: call["seq"])[-_MOST_CALLS:]
     return dict(list(groups.items())[-_MOST_GROUPS:])
+
+
+def divide_late(module, divide, is_told):
+    """A child of multiprocessing (mp.spawn) gets its own output file, as other ranks have at their start: its number
+    is an argument, and known to torch by now."""
+    try:
+        processes = sys.modules.get("multiprocessing.process")
+        is_child = processes is not None and processes.parent_process() is not None
+        if os.environ.get("JACKLINE_RANKS") and is_child and not is_told and module.get_world_size() > 1:
+            number = str(module.get_rank())
+            divide((number, str(module.get_world_size()), os.environ.get("LOCAL_RANK") or _spawned() or number))
+    except Exception:
+        pass
+
+
+def _spawned():
+    """The number that mp.spawn has given to this process on its machine; None outside of it."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_wrap" and frame.f_code.co_filename.endswith("torch/multiprocessing/spawn.py"):
+            return str(frame.f_locals.get("i"))
+        frame = frame.f_back
+    return None

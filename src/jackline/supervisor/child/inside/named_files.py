@@ -1,0 +1,176 @@
+# ruff: noqa: PTH100, PTH113, PTH202, SIM905
+# mypy: ignore-errors
+"""Which file an error was about whose message names none: damaged JSON, text, pickles, archives, images.
+
+Owns looking for files in the variables of the frames that the error came through, and proving which one it is by
+finding there the text that could not be read. Only names, lines and offsets leave this module. It calls nothing of
+the user's: types are compared exactly, and attributes are read from where they are stored.
+"""
+
+import io
+import os
+import sys
+
+from _jackline_inside import scopes
+
+_KINDS = frozenset(
+    "JSONDecodeError UnicodeDecodeError UnpicklingError EOFError BadZipFile ReadError BadGzipFile LZMAError error"
+    " Error SafetensorError ParserError EmptyDataError UnidentifiedImageError ArrowInvalid TOMLDecodeError"
+    " ValueError RuntimeError OSError".split()
+)
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
+_WITH_POSITION = (io.BufferedReader, io.BufferedRandom, io.FileIO)
+_NAMES = ("path", "file", "filename", "fname", "filepath", "filepath_or_buffer", "fp", "fileobj", "fd", "f", "name")
+_STORED = (*_NAMES, "_filename", "_fp", "_file", "_path", "handle", "handles", "_io", "buffer")
+_MOST_FRAMES, _MOST_NAMES, _MOST_FILES = 40, 200, 4
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")  # what they hold is not found in their bytes
+_MOST_BYTES = 512 << 20
+_LONGEST_PATH = 4096
+
+
+def files_of(error, frames):
+    """[{path, line, column, is_proved, is_whole, is_open, at_byte}], the proved one alone if there is one."""
+    if type(error).__name__ not in _KINDS or getattr(error, "filename", None):
+        return []
+    found = {}
+    for frame, _ in frames[:_MOST_FRAMES]:
+        if not frame.f_code.co_filename.startswith(scopes.PACKAGE):
+            for path, facts in _named_in(frame):
+                found.setdefault(path, {"path": path, **facts})
+        if len(found) >= 4 * _MOST_FILES:
+            break
+    needle = _unreadable(error)
+    if needle is not None:
+        proved = [{**one, **place} for one in found.values() if (place := _place_in(one["path"], error, needle))]
+        packed = [one for one in found.values() if one["is_file"] and one["path"].endswith(_PACKED)]
+        return proved[:1] or packed[:_MOST_FILES]
+    line = _line_of_csv(frames)
+    sure = [one for one in found.values() if one["is_file"]]
+    return [{**one, "line": line} for one in (sure or list(found.values()))[:_MOST_FILES]]
+
+
+def _named_in(frame):
+    """(path, facts) of the files that a frame's variables name."""
+    code = frame.f_code
+    is_library = code.co_filename.startswith((scopes._LIBRARY, "<frozen")) or "-packages" in code.co_filename
+    is_module = not code.co_flags & 0x1
+    values = dict(frame.f_globals) if is_module else scopes.slots_local(frame)
+    if is_library:
+        values = {name: value for name, value in values.items() if name in (*_NAMES, "self")}
+    else:
+        values.update((name, frame.f_globals[name]) for name in code.co_names if name in frame.f_globals)
+        texts = [one for one in code.co_consts if type(one) is str]
+        values.update((f"constant {number}", text) for number, text in enumerate(texts[:_MOST_NAMES]))
+    for name, value in list(values.items())[:_MOST_NAMES]:
+        if not name.startswith("__"):
+            yield from _files_in(value, 2 if name == "self" or is_library else 1)
+
+
+def _files_in(value, depth):
+    """The file that a value is or names; one that an object keeps, as archives keep theirs."""
+    kind = type(value)
+    if kind in (str, bytes) or kind.__module__.startswith("pathlib"):
+        path = _path_of(value)
+        if path and os.path.isfile(path) and not path.endswith((".py", ".pyc")):
+            yield os.path.abspath(path), {"is_file": False}
+    elif kind in _FILES:
+        yield from _file(value)
+    elif depth and not isinstance(value, type):
+        try:
+            stored = object.__getattribute__(value, "__dict__")
+        except Exception:
+            return
+        if isinstance(stored, dict):
+            kept = [one for name, one in list(stored.items())[:_MOST_NAMES] if name in _STORED or depth > 1]
+            for one in kept:
+                for path, facts in _files_in(one, depth - 1):
+                    yield path, {**facts, "is_file": facts["is_file"] or "-packages" in _file_of(kind)}
+
+
+def _file_of(kind):
+    module = sys.modules.get(kind.__module__)
+    return str(getattr(module, "__file__", "") or "")
+
+
+def _path_of(value):
+    try:
+        path = os.fsdecode(value) if type(value) in (str, bytes) else os.fspath(value)
+    except Exception:
+        return ""
+    is_plain = 0 < len(path) <= _LONGEST_PATH and "\n" not in path and "\0" not in path
+    return path if is_plain else ""
+
+
+def _file(file):
+    try:
+        path = os.fsdecode(file.name) if type(file.name) in (str, bytes) else ""
+        if not path or not os.path.isfile(path):
+            return
+        is_open = not file.closed
+        at_byte = file.tell() if is_open and type(file) in _WITH_POSITION else None
+    except Exception:
+        return
+    yield os.path.abspath(path), {"is_file": True, "is_open": is_open, "at_byte": at_byte}
+
+
+def _line_of_csv(frames):
+    """The line that a csv reader has come to, if there is just one."""
+    module = sys.modules.get("_csv")
+    kinds = [type(module.reader(()))] if module is not None else []
+    lines = set()
+    for frame, _ in frames[:_MOST_FRAMES]:
+        is_module = not frame.f_code.co_flags & 0x1
+        values = dict(frame.f_globals) if is_module else scopes.slots_local(frame)
+        for value in list(values.values())[:_MOST_NAMES]:
+            inner = getattr(value, "reader", None) if type(value).__module__ == "csv" else value
+            if type(inner) in kinds:
+                lines.add(inner.line_num)
+    return lines.pop() if len(lines) == 1 else None
+
+
+# -- the proof ------------------------------------------------------------------------------------------------------
+
+
+def _unreadable(error):
+    """The bytes that could not be read, which the error keeps; None where it keeps none."""
+    text = getattr(error, "doc", None) if type(error).__name__ == "JSONDecodeError" else None
+    if type(text) is str:
+        return text.strip().encode("utf-8", "surrogateescape")
+    if type(text) is bytes:
+        return text.strip()
+    return bytes(error.object) if type(error) is UnicodeDecodeError else None
+
+
+def _place_in(path, error, needle):
+    """{line, column, ...} of the error in this file; None where the file does not hold that text."""
+    size = os.path.getsize(path)
+    if not size and not needle:
+        return {"is_proved": True, "is_whole": True, "is_empty": True}
+    if not needle or not 0 < size <= _MOST_BYTES:
+        return None
+    import mmap
+
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(needle)
+        if at < 0:
+            return None
+        is_text = type(error) is UnicodeDecodeError
+        place = at + error.start if is_text else at
+        line = _count_lines(data, place) + 1
+        start = data.rfind(b"\n", 0, place) + 1
+        # A short text stands in many files: it must be a whole line, or all of the file.
+        is_whole = at + len(needle) >= size - 2 and start <= at <= 2 and line <= 2
+        is_line = not data[start:at].strip() and data[at + len(needle) : at + len(needle) + 1] in (b"", b"\n", b"\r")
+        if not is_text and not is_whole and not is_line:
+            return None
+        column = place - start + 1 if is_text else error.colno
+        below = 0 if is_text else error.lineno - 1
+        return {"is_proved": True, "line": line + below, "column": column, "is_whole": is_whole and not is_text}
+
+
+def _count_lines(data, end):
+    count, at = 0, 0
+    while at < end:
+        count += data[at : min(end, at + (1 << 20))].count(b"\n")
+        at += 1 << 20
+    return count
