@@ -119,7 +119,7 @@ def test_an_exit_while_an_exception_is_handled_names_both_lines(tmp_path: Path) 
         )
     )
     assert found.title.startswith("ended with exit code 4 by sys.exit at train.py:8")
-    assert "while it handled a ValueError raised at train.py:3" in found.detail
+    assert "while it handled ValueError, raised at train.py:3" in found.detail
 
 
 def test_argparse_s_exit_is_placed_where_the_arguments_are_parsed(tmp_path: Path) -> None:

@@ -383,7 +383,7 @@ def test_what_a_failed_command_printed_is_quoted() -> None:
             subprocess.run(['tar', 'xzf', 'imagenet.tar.gz'], check=True)
         subprocess.CalledProcessError: Command '['tar', 'xzf', 'imagenet.tar.gz']' returned non-zero exit status 2.
         """
-    words = "the command printed: tar (child): imagenet.tar.gz: Cannot open: No such file or directory"
+    words = "the line above the traceback: tar (child): imagenet.tar.gz: Cannot open: No such file or directory"
     assert words in best(said(text)).detail
     assert best(said(text)).confidence == "certain"
 

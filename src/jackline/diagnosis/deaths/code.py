@@ -76,6 +76,11 @@ _HINTS = (
         "torch.load(..., map_location='cpu')",
     ),
     (
+        r"(?s)(?:KeyError: '|(?:Missing|Unexpected) key.*\")(?:module|_orig_mod)\.",
+        "one side was wrapped when it was saved: DataParallel and DDP put `module.` in front of the names, "
+        "torch.compile `_orig_mod.`; remove or add that, or save the inner model (model.module.state_dict())",
+    ),
+    (
         r"Error\(s\) in loading state_dict",
         "the checkpoint belongs to a model of another shape: build the model with the settings it was saved with, or "
         "leave the named weights out (strict=False does not skip a size mismatch)",
@@ -177,11 +182,30 @@ _HINTS = (
         "raise the kernel's limit: sudo sysctl fs.inotify.max_user_watches=524288 (or max_user_instances)",
     ),
     (
+        r"HTTP(?:Status)?Error: .{0,20}\b404\b",
+        "the server has nothing at that address: look at its spelling, version or branch",
+    ),
+    (
+        r"CalledProcessError",
+        "the command failed, not this script: run it by itself; where its output was captured, the error's .stderr "
+        "and .stdout hold what it said",
+    ),
+    (
+        r"^AssertionError: $",
+        "the condition of that line was false: print what it compares above it, or give it a message "
+        "(`assert ok, values`)",
+    ),
+    (
         r"\(404\) when calling|NoSuchKey|NoSuchBucket",
         "no such object: look at the bucket, the key and the region",
     ),
     (
-        r"unable to lock file|database is locked",
+        r"database is locked",
+        "another connection holds it: one of this script whose transaction is not committed, or of another process, "
+        "as an earlier run that still lives (`jackline runs`, `lsof FILE`)",
+    ),
+    (
+        r"unable to lock file",
         "another process has it open: an earlier run that still lives? `jackline runs`, `lsof FILE`",
     ),
     (
@@ -345,16 +369,6 @@ def _last_words(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
     return (f"its last line: {lines[-1][:200]}",)
 
 
-def _words_of_command(chain: Chain, evidence: Evidence) -> tuple[str, ...]:
-    """What a command printed that the script then reports as failed: the line above the traceback."""
-    if chain.root.name != "CalledProcessError":
-        return ()
-    tail = evidence.output_tail[: chain.end]
-    start = next((at for at in range(len(tail) - 1, -1, -1) if _TRACEBACK in tail[at]), 0)
-    above = next((line.strip() for line in reversed(tail[:start]) if line.strip()), "")
-    return (f"the command printed: {above[:200]}",) if above else ()
-
-
 def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     """If no other rule matches: an error that only the script's author can explain, with the line that raised it."""
     root = chain.root
@@ -365,11 +379,11 @@ def own_exception(chain: Chain, evidence: Evidence) -> Finding:
     if root.name == "RecursionError":
         hint = ENDLESS_CALL_HINT
     where = f" ({short_place(place)})" if place else ""
-    last_words = _last_words(chain, evidence) or _words_of_command(chain, evidence)
+    last_words = _last_words(chain, evidence)
     is_last = not any(line.strip() for line in evidence.output_tail[chain.end :])
     return Finding(
         "own_exception",
-        "certain" if is_last or not _last_words(chain, evidence) else "likely",
+        "certain" if is_last or not last_words else "likely",
         f"{root.first_line[:300]}{where}",
         (*place_line(place), *after, *last_words, *ran_line(evidence)),
         hint,

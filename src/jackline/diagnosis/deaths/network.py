@@ -55,8 +55,9 @@ _REFUSED = re.compile(
     r"\b(40[0134569]|410|422) (?:Client Error|[A-Z])|CERTIFICATE_VERIFY_FAILED|Address already in use"
 )
 _TRY_LATER = re.compile(
-    r"\b(429|5\d\d) (?:Server Error|Client Error|Too Many|Service|Bad Gateway|Gateway|Internal|GET|PUT|POST)"
+    r"\b(429|5\d\d):? (?:Server Error|Client Error|Too Many|Service|Bad Gateway|Gateway|Internal|GET|PUT|POST)"
 )
+_MEETING_PLACE = re.compile(r"connect to \(?\[?([\w.:-]+?)\]?, (\d+)\)")
 _HOST = re.compile(r"host='([^']+)'|https?://([^/\s'\"]+)|\('([\w.-]+)', \d+\)")
 
 
@@ -139,6 +140,8 @@ def network(error: ErrorText, evidence: Evidence) -> Finding | None:
         "the network or a server failed",
         ("try again; if it stays, look whether this machine reaches the address at all: `jackline doctor`"),
     )
+    if error.name == "DistNetworkError" or "client socket has" in text:
+        title, hint = _no_rank_0(text)
     if _TOO_MANY.search(text):
         title, hint = "the server asked to wait: too many requests (429)", "wait some minutes, then run it again"
     return Finding(
@@ -149,4 +152,15 @@ def network(error: ErrorText, evidence: Evidence) -> Finding | None:
         hint,
         True,
         error.place,
+    )
+
+
+def _no_rank_0(text: str) -> tuple[str, str]:
+    """A rank of torch.distributed did not find the first one."""
+    found = _MEETING_PLACE.search(text)
+    where = f" ({found[1]}, port {found[2]})" if found else ""
+    return (
+        f"this rank could not reach rank 0{where}",
+        "rank 0 must run and listen there: look whether it was started or ended first, and whether MASTER_ADDR and "
+        "MASTER_PORT are the same for all ranks",
     )

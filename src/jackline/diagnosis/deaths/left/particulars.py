@@ -39,7 +39,7 @@ _MOST_FILES = 3
 
 def with_particulars(found: Finding, chain: Chain, evidence: Evidence) -> Finding:
     """An uncaught exception, with what its message leaves out."""
-    for rule in (_refused, _unreadable, _lost_reader):
+    for rule in (_refused, _unreadable, _lost_reader, _failed_command):
         more = rule(found, chain, evidence)
         if more is not None:
             return more
@@ -73,9 +73,9 @@ def with_exit_place(found: Finding, evidence: Evidence) -> Finding:
     by = f" by {words.how} at {short_place(place)}"
     title = found.title.replace(code, code + by, 1) if found.title.startswith(code) else found.title
     handled = next((frame for frame in words.raised if frame.is_user), None)
-    while_handling = f"while it handled a {words.error}" + (f" raised at {short_place(handled)}" if handled else "")
+    while_handling = f"while it handled {words.error}, raised at {short_place(handled)}" if handled else ""
     only = "no other line of the script raises a SystemExit that gives this code" if words.is_read else ""
-    lines = (*place_line(place), *([while_handling] if words.error else []), *([only] if only else []))
+    lines = (*place_line(place), *([while_handling] if while_handling else []), *([only] if only else []))
     sure = found.confidence
     if sure == "not sure" and words.is_own and not words.is_read:
         sure = "likely"
@@ -235,13 +235,25 @@ def _end_of(end: OtherEnd) -> str:
 
 def _words_of_child(chain: Chain, evidence: Evidence) -> str:
     """A line above the traceback that is like no other: what a script prints itself, it prints again and again."""
-    tail = evidence.output_tail[: chain.end]
-    start = next((at for at in range(len(tail) - 1, -1, -1) if "Traceback (most recent" in tail[at]), 0)
-    lines = [line.strip() for line in tail[:start] if line.strip()]
+    lines = _lines_above(chain, evidence)
     shapes = Counter(re.sub(r"\d+", "0", line) for line in lines)
     single = [line for line in lines[-_WORDS_ABOVE:] if shapes[re.sub(r"\d+", "0", line)] == 1]
     bad = [line for line in single if _SOUNDS_BAD.search(line)]
     return (bad[-1] if bad else single[0] if len(single) == 1 else "")[:200]
+
+
+def _lines_above(chain: Chain, evidence: Evidence) -> list[str]:
+    tail = evidence.output_tail[: chain.end]
+    start = next((at for at in range(len(tail) - 1, -1, -1) if "Traceback (most recent" in tail[at]), 0)
+    return [line.strip() for line in tail[:start] if line.strip()]
+
+
+def _failed_command(found: Finding, chain: Chain, evidence: Evidence) -> Finding | None:
+    """The last line above the traceback may be the command's, or one of the script where its output was captured."""
+    if chain.root.name != "CalledProcessError":
+        return None
+    above = _lines_above(chain, evidence)
+    return _told(found, f"the line above the traceback: {above[-1][:200]}") if above else None
 
 
 # -- a crash in C ----------------------------------------------------------------------------------------------------
@@ -261,8 +273,8 @@ def native_hint(evidence: Evidence, place: Frame | None) -> str:
     bindings = [name for name in evidence.bindings if name in ("ctypes", "cffi")]
     if _CTYPES.search(inner) or "ctypes." in by or (bindings and place is not None and inner == place.file):
         return (
-            f"that line calls C through {'cffi' if bindings == ['cffi'] else 'ctypes'}: look at the address it passes "
-            "(null, freed), at argtypes and restype, and that what it points to still lives"
+            f"that line calls C through {'cffi' if bindings == ['cffi'] else 'ctypes'}: look at the address it "
+            "passes (null, freed), at argtypes and restype, and that what it points to still lives"
         )
     loaded = next((line for line in lines if line.startswith("Extension modules: ")), "")
     names = re.findall(r"[\w.]+", loaded.removeprefix("Extension modules: ").partition(" (total")[0])
