@@ -20,7 +20,7 @@ import pytest
 from jackline.cli.text.clock import clock
 from jackline.cli.text.why_live import check_pid, verdict_words
 from jackline.diagnosis.deaths.diagnose import diagnose
-from jackline.diagnosis.deaths.evidence import Evidence
+from jackline.diagnosis.deaths.evidence import Evidence, SentSignal
 from jackline.diagnosis.deaths.report import death_text
 from jackline.diagnosis.logs.clues import explain_lines, explain_log, explain_output, find_last_written, find_logs
 from jackline.errors import UsageError
@@ -218,6 +218,33 @@ def test_a_dead_run_is_explained_from_its_files(run: RunDir) -> None:
         f"incident: {incident} (SUSPECT (STUCK_LOCK) at 2026-11-15 02:00:00 UTC)\n"
         f"log: {run.out_log}\n"
     )
+
+
+PROGRESSING = {"rule": "progress", "at": "/w/train.py:9 `step()`", "would_change": "5 s in which nothing moves"}
+
+
+def test_the_evidence_of_an_end_is_that_of_its_explanation_and_not_of_the_last_verdict(run: RunDir) -> None:
+    end(run, segfault())
+    write_state(run, a_dead_process(), age_s=60, evidence=PROGRESSING)
+    lines = why("train", "--evidence").stdout.partition("What this explanation rests on\n")[2].splitlines()
+    assert lines[:3] == ["  rule: segfault", "  certainty: certain", "  it ended with: SIGSEGV"]
+    assert "  stack of its crash: t.py:3" in lines
+    assert not any("progress" in line or "change its mind" in line or "it stands at" in line for line in lines)
+    evidence = replace(segfault(), exit_code=7, signal=None, fault_text="")
+    atomic.write_json(first_attempt(run).exit_file, {"exit_code": 7, "evidence": evidence.to_json()})
+    said = why("train", "--evidence").stdout
+    assert "  rule: exit_code\n  certainty: not sure\n  it ended with: exit code 7\n" in said
+    assert said.endswith("  what would change its mind: an error in its output or in a log file of its own\n")
+
+
+def test_an_end_for_standing_still_shows_the_rule_of_the_verdict_too(run: RunDir) -> None:
+    sent = SentSignal(1.0, 15, "stuck")
+    evidence = replace(segfault(), signal=15, fault_text="", sent_signals=(sent,))
+    end(run, evidence)
+    write_state(run, a_dead_process(), age_s=60, evidence={**PROGRESSING, "rule": "deadlocked"})
+    said = why("train", "--evidence").stdout
+    assert "What this explanation rests on\n  rule: stuck\n  certainty: certain\n" in said
+    assert "What the verdict rests on\n  rule: deadlocked\n" in said
 
 
 def test_a_finished_run_says_so_once(run: RunDir) -> None:

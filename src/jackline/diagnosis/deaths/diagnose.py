@@ -113,9 +113,7 @@ def _by_signal(number: int, chain: Chain | None, evidence: Evidence) -> tuple[Fi
     if number == signals.SIGINT:
         return (interrupted(evidence),)
     if number == signals.SIGABRT and any(_AT_EXIT in line for line in evidence.output_tail[-_NUM_LAST_LINES:]):
-        return _said(chain, evidence) or (
-            (own_exception(chain, evidence),) if chain else (aborted_at_exit(evidence),)
-        )
+        return _said(chain, evidence) or ((_own(chain, evidence),) if chain else (aborted_at_exit(evidence),))
     if number in _CRASHES:
         said = _said_before_abort(chain, evidence) if number == signals.SIGABRT else _threads_ran_out(evidence)
         return (*said, crashed(evidence, number))
@@ -198,7 +196,7 @@ def _said_in_log(evidence: Evidence) -> Finding | None:
         return None
     there = replace(evidence, output_tail=evidence.log_tail, log_tail=())
     chain = fatal_chain(there.output_tail)
-    found = _said(chain, there) or ((own_exception(chain, there),) if chain is not None else ())
+    found = _said(chain, there) or ((_own(chain, there),) if chain is not None else ())
     where = f"its output does not say so; its log does: {evidence.log_path}"
     sure: Confidence = "likely" if evidence.is_log_its_own else "not sure"
     if found:
@@ -236,6 +234,10 @@ def _threads_ran_out(evidence: Evidence) -> tuple[Finding, ...]:
 def _interrupted_or_own(chain: Chain, evidence: Evidence) -> Finding:
     if chain.root.name == "KeyboardInterrupt":
         return interrupted(evidence)
+    return _own(chain, evidence)
+
+
+def _own(chain: Chain, evidence: Evidence) -> Finding:
     return with_particulars(own_exception(chain, evidence), chain, evidence)
 
 
@@ -254,7 +256,7 @@ def _trouble_while_ending(chain: Chain | None, evidence: Evidence) -> tuple[Find
     is_expected = chain is None or {error.name for error in chain.errors} & {"KeyboardInterrupt", "SystemExit"}
     if evidence.exit_code in (None, 0) or is_expected or chain is None:
         return ()
-    return _said(chain, evidence) or (own_exception(chain, evidence),)
+    return _said(chain, evidence) or (_own(chain, evidence),)
 
 
 def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
@@ -265,7 +267,7 @@ def _finished(chain: Chain | None, evidence: Evidence) -> tuple[Finding, ...]:
     last = next((line for line in reversed(evidence.output_tail) if line.strip()), "")
     if chain is None or chain.last.first_line != last.strip():
         return (done,)
-    other = _said(chain, evidence) or (own_exception(chain, evidence),)
+    other = _said(chain, evidence) or (_own(chain, evidence),)
     doubt = f"but its output ends with {chain.last.first_line[:160]}"
     cause = "a pipe hides the exit code of all but its last program: use `set -o pipefail`"
     if any(line.startswith("Exception in thread ") for line in evidence.output_tail[-_NUM_LAST_LINES:]):

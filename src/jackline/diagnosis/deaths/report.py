@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
-from jackline.diagnosis.deaths.left.particulars import left_place
+from jackline.diagnosis.deaths.left.particulars import child_text, end_text, left_place
 from jackline.diagnosis.deaths.ranks import own_traceback
 from jackline.diagnosis.deaths.sentences import at_place, memory_line, short_place
 from jackline.diagnosis.deaths.signal import fault_place, signal_name
@@ -97,7 +97,7 @@ def _noted(evidence: Evidence) -> Iterator[str]:
         how = f"{words.how}{at_place(place)}" if words.how != "exception" else words.error or "an exception"
         who = "read in its script" if words.is_read else "noted by the process as it ended"
         yield f"{who}: {how}"
-        yield from (f"noted: {end.what} {end.name} (pid {end.pid})" for end in words.pipes if end.pid)
+        yield from (f"noted: {child_text(end)} {end_text(end)}" for end in words.pipes if end.pid)
         yield from (f"noted: file {file.path}{' (proved)' if file.is_proved else ''}" for file in words.files)
     if evidence.rights is not None:
         yield f"measured: {evidence.rights.at} has mode {evidence.rights.mode:04o}, owner {evidence.rights.owner}"

@@ -206,27 +206,29 @@ def _lost_reader(found: Finding, chain: Chain, evidence: Evidence) -> Finding | 
         hint = "the far side closed the connection: look at the log of the server, or at its limits; then try again"
         return replace(found, confidence="likely", hint=hint)
     ended = [end for end in pipes if end.what in ("child", "worker") and end.returncode is not None]
-    lines = [f"{_child(end)} {_end_of(end)}" for end in ended[:2]]
+    lines = [f"{child_text(end)} {end_text(end)}" for end in ended[:2]]
     return replace(_told(found, *lines), confidence="likely", hint=_ANY_READER)
 
 
 def _lost_child(found: Finding, child: OtherEnd, chain: Chain, evidence: Evidence) -> Finding:
-    ended = _end_of(child) if child.returncode is not None else "no longer reads what is written to it"
+    ended = end_text(child)
     said = _words_of_child(chain, evidence)
     lines = [f"perhaps its last words: {said}"] if said else []
     return replace(
         _told(found, *lines),
-        title=f"{found.title}: {_child(child)} {ended}",
+        title=f"{found.title}: {child_text(child)} {ended}",
         hint=f"find out why {child.name} ended: what it said stands above the traceback (`jackline logs`)",
     )
 
 
-def _child(end: OtherEnd) -> str:
+def child_text(end: OtherEnd) -> str:
     return f"its child {end.name} (pid {end.pid})"
 
 
-def _end_of(end: OtherEnd) -> str:
-    code = end.returncode or 0
+def end_text(end: OtherEnd) -> str:
+    if end.returncode is None:
+        return "no longer reads what is written to it" if end.is_broken else "still lived"
+    code = end.returncode
     if code >= 0:
         return f"had ended with exit code {code}"
     names = {one.value: one.name for one in signals.Signals}
