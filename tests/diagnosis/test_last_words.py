@@ -159,6 +159,26 @@ def test_a_child_that_left_is_not_taken_for_the_command(tmp_path: Path) -> None:
     assert told(end_of(tmp_path, code)).title.startswith("ended with exit code 6 by sys.exit at train.py:3")
 
 
+def test_the_error_of_a_rank_is_read_from_its_own_note_and_not_from_the_launcher_s(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    (package / "launcher.py").write_text(
+        "import subprocess, sys\nclass ChildFailedError(Exception): pass\n"
+        "def launch(command):\n    if subprocess.call(command):\n        raise ChildFailedError('rank 0')\n"
+        "launch([sys.executable, sys.argv[1], 'rank'])\n"
+    )
+    (tmp_path / "records.jsonl").write_text('{"text": "a"}\n{"text": ')
+    code = """
+    import json, os, sys
+    if sys.argv[1:] != ["rank"]:
+        os.execv(sys.executable, [sys.executable, os.path.abspath("site-packages/launcher.py"), __file__])
+    for line in open("records.jsonl"):
+        json.loads(line)
+    """
+    found = told(end_of(tmp_path, code))
+    assert found.title.endswith(", in line 2 of records.jsonl"), found
+
+
 UNCHANGED = """
 import copy, os, pickle, sys, traceback
 try:
@@ -280,6 +300,12 @@ def test_a_whole_json_file_is_told_as_such_and_an_empty_one_too(tmp_path: Path) 
     assert found.title.endswith(": settings.json is empty")
 
 
+def test_a_record_that_others_begin_with_is_not_mixed_up_with_them(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"a": 1, "b": 2}\n  {"a": 1,\r\n{"a": 1, "b": 3}\n')
+    found = told(end_of(tmp_path, "import json\nfor pair in open('pairs.jsonl'):\n    json.loads(pair)"))
+    assert found.title.endswith(", in line 2 of pairs.jsonl")
+
+
 def test_a_text_that_is_in_no_file_names_none(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     code = (
@@ -372,6 +398,32 @@ def test_a_child_that_was_killed_is_told_by_its_signal(tmp_path: Path) -> None:
     found = told(end_of(tmp_path, code))
     assert "its child cat" in found.title + " ".join(found.detail)
     assert "had been ended by SIGKILL" in found.title + " ".join(found.detail)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("sys.exit(5)", "ended with exit code 5"), ("os.kill(os.getpid(), 9)", "was killed with SIGKILL")],
+)
+def test_a_worker_of_multiprocessing_behind_a_broken_pipe_is_named_with_its_end(
+    end: str, how: str, tmp_path: Path
+) -> None:
+    code = f"""
+    import multiprocessing, os, sys
+    def serve(near, far):
+        far.close()
+        near.recv()
+        {end}
+    if __name__ == "__main__":
+        near, far = multiprocessing.Pipe()
+        scorer = multiprocessing.get_context("fork").Process(target=serve, args=(near, far), name="scorer")
+        scorer.start()
+        near.close()
+        while True:
+            far.send([0.0] * 100)
+    """
+    found = told(end_of(tmp_path, code))
+    assert (found.cause, found.confidence) == ("worker_killed", "likely")
+    assert re.fullmatch(rf"the process 'scorer' \(pid \d+\) {how}, and the run ended with it", found.title)
 
 
 def test_its_own_output_that_nobody_reads_is_told_apart(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """A null pointer is read in C."""
-# expect: cause=segfault signal=11 marker=HERE
+# expect: cause=segfault signal=11 marker=HERE says="calls C through ctypes"
 
 import ctypes
 

@@ -90,6 +90,7 @@ class Lost:
     signal: int | None
     who: str
     is_certain: bool = True
+    code: int | None = None
 
 
 def lost_process(error: ErrorText) -> Lost | None:
@@ -124,6 +125,18 @@ def _said_exit_code(evidence: Evidence) -> int | None:
     return next((int(match[1]) for match in found if match), None)
 
 
+def _noted(evidence: Evidence) -> Lost | None:
+    """The only child of multiprocessing that failed, as the parent noted when it ended."""
+    pipes = evidence.last_words.pipes if evidence.last_words is not None else ()
+    # SIGTERM is what multiprocessing itself sends to daemons at the end.
+    ended = [end for end in pipes if end.what == "worker" and end.returncode not in (None, 0, -signals.SIGTERM)]
+    if len(ended) != 1:
+        return None
+    code = ended[0].returncode or 0
+    who = f"the process '{ended[0].name}' (pid {ended[0].pid})"
+    return Lost(ended[0].pid, -code if code < 0 else None, who, code=code if code > 0 else None)
+
+
 def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
     """() when the error is not about a lost process."""
     lost = lost_process(error)
@@ -133,6 +146,8 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
         lost = replace(lost, signal=fault)  # the parent only lost contact; the worker wrote how it crashed
     if lost.signal is None and (said := _said_exit_code(evidence)) is not None:
         lost = replace(lost, signal=said)
+    if lost.signal is None and not lost.is_certain:
+        lost = _noted(evidence) or lost
     if lost.signal == signals.SIGBUS and lost.who.startswith("DataLoader"):
         return (shm_of_workers(evidence, f"{lost.who} crashed with a bus error", error.place),)
     if lost.signal in _CRASHES:
@@ -142,7 +157,8 @@ def worker_killed(error: ErrorText, evidence: Evidence) -> tuple[Finding, ...]:
         return (by_kernel,)
     # If the counters cannot be read and memory was full, an identical retry would most likely end the same way.
     is_doubtful = is_memory_nearly_full(evidence) and are_counters_unreadable(evidence)
-    how = f"was killed with {signal_name(lost.signal)}" if lost.signal else "ended without a word"
+    silent = "ended without a word" if lost.code is None else f"ended with exit code {lost.code}"
+    how = f"was killed with {signal_name(lost.signal)}" if lost.signal else silent
     finding = Finding(
         "worker_killed",
         "not sure" if is_doubtful or not lost.is_certain else "likely",

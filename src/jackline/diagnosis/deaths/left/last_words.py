@@ -21,6 +21,7 @@ from jackline.diagnosis.deaths.evidence import LastWords, Rights, last_words_of
 from jackline.diagnosis.frames import Frame
 from jackline.diagnosis.user_code import is_user_file
 from jackline.rundir.access.reading import read_end, read_part, read_text
+from jackline.rundir.records.fields import number
 
 _MARK = "jackline end: "  # as in supervisor/child/inside/last_words.py
 _END_BYTES = 1 << 16
@@ -34,14 +35,21 @@ _BINDINGS = re.compile(r"^\s*(?:import|from)\s+(ctypes|cffi)\b", re.MULTILINE)
 
 
 def read_last_words(stacks: Path, pid: int, code: int | None) -> LastWords | None:
-    """The note of the command's first process; else of the newest other one that ended with the same code."""
-    notes = [
-        note for path in stacks.glob("fh.*") if (note := _note_in(path)) is not None and note.get("code") == code
-    ]
-    own = [note for note in notes if _pid_of(note) == pid]
-    others = sorted((note for note in notes if _is_told(note)), key=lambda note: float(note.get("at_s") or 0.0))
-    found = next(iter(own or others[::-1]), None)
-    return last_words_of({**found, "is_own": bool(own)}) if found is not None else None
+    """The note of the command's first process. Of a launcher, whose own error is none of the person's code, that of
+    the rank that failed first; of a shell, that of its last program. Each ended with the same code."""
+    found = (_note_in(path) for path in stacks.glob("fh.*"))
+    notes = [note for note in found if note is not None and note.get("code") == code]
+    own = next((note for note in notes if _pid_of(note) == pid), None)
+    others = sorted((note for note in notes if note is not own and _is_told(note)), key=_time_of)
+    is_launcher = own is not None and own.get("raised") and not _is_told(own)
+    if own is None or (is_launcher and others):
+        other = next(iter(others if is_launcher else others[::-1]), None)
+        return last_words_of(other) if other is not None else None
+    return last_words_of({**own, "is_own": True})
+
+
+def _time_of(note: dict[str, Any]) -> float:
+    return number(note.get("at_s")) or 0.0
 
 
 def _pid_of(note: dict[str, Any]) -> Any:

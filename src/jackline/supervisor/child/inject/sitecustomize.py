@@ -196,7 +196,7 @@ def _note_the_end():
     try:
         if "_jackline_inside.last_words" in sys.modules or getattr(sys, "last_value", None) is not None:
             _part("last_words").write(_state["fd"], _state["inode"])
-    except Exception:
+    except BaseException:  # a Ctrl-C now would be printed as an error at exit
         _note_who_it_was()
 
 

@@ -19,7 +19,7 @@ from _jackline_inside import named_files, scopes
 
 _MARK = "jackline end: "  # as in jackline/diagnosis/deaths/collect.py
 _MOST_PLACES, _MOST_ERRORS, _MOST_CHILDREN = 16, 8, 16
-_PATIENCE_S = 0.5  # a child's pipe closes a moment before its exit status can be read
+_PATIENCE_S = 1.0  # a child's pipe closes a moment before its exit status can be read
 _kept = {}
 
 
@@ -103,12 +103,7 @@ def _is_broken(fd):
 
 def _commands():
     """The children that `subprocess` has started."""
-    import gc
-
-    kind = getattr(sys.modules.get("subprocess"), "Popen", None)
-    if kind is None:
-        return []
-    commands = [one for one in gc.get_objects() if kind in type(one).__mro__][:_MOST_CHILDREN]
+    commands = _objects_of("subprocess", "Popen")
     return [_child("child", _program(one.args), one.pid, one.returncode, _is_stdin_broken(one)) for one in commands]
 
 
@@ -128,14 +123,19 @@ def _program(args):
 
 
 def _workers():
-    """The children of multiprocessing."""
-    children = list(getattr(sys.modules.get("multiprocessing.process"), "_children", ()))[:_MOST_CHILDREN]
-    known = [(one, getattr(one, "_popen", None)) for one in children]
+    """The children of multiprocessing, which its own exit has waited for by now."""
+    children = _objects_of("multiprocessing.process", "BaseProcess")
+    known = [(one, popen) for one in children if (popen := vars(one).get("_popen")) is not None]
     return [
-        _child("worker", str(one._name), popen.pid, getattr(popen, "returncode", None), False)
-        for one, popen in known
-        if popen is not None
+        _child("worker", str(one._name), popen.pid, getattr(popen, "returncode", None), False) for one, popen in known
     ]
+
+
+def _objects_of(module, name):
+    import gc
+
+    kind = getattr(sys.modules.get(module), name, None)
+    return [one for one in gc.get_objects() if kind in type(one).__mro__][:_MOST_CHILDREN] if kind else []
 
 
 def _child(what, name, pid, returncode, is_broken):

@@ -10,6 +10,7 @@ the user's: types are compared exactly, and attributes are read from where they 
 import io
 import os
 import sys
+import time
 
 from _jackline_inside import scopes
 
@@ -24,7 +25,9 @@ _NAMES = ("path", "file", "filename", "fname", "filepath", "filepath_or_buffer",
 _STORED = (*_NAMES, "_filename", "_fp", "_file", "_path", "handle", "handles", "_io", "buffer")
 _MOST_FRAMES, _MOST_NAMES, _MOST_FILES = 40, 200, 4
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")  # what they hold is not found in their bytes
-_MOST_BYTES = 512 << 20
+_MOST_BYTES, _PART_BYTES = 512 << 20, 4 << 20
+_PATIENCE_S = 2.0
+_MOST_AROUND = 64  # white space, and a mark of the byte order
 _LONGEST_PATH = 4096
 
 
@@ -41,7 +44,9 @@ def files_of(error, frames):
             break
     needle = _unreadable(error)
     if needle is not None:
-        proved = [{**one, **place} for one in found.values() if (place := _place_in(one["path"], error, needle))]
+        until_s = time.monotonic() + _PATIENCE_S
+        places = ((one, _place_in(one["path"], error, needle, until_s)) for one in found.values())
+        proved = [{**one, **place} for one, place in places if place]
         packed = [one for one in found.values() if one["is_file"] and one["path"].endswith(_PACKED)]
         return proved[:1] or packed[:_MOST_FILES]
     line = _line_of_csv(frames)
@@ -141,7 +146,7 @@ def _unreadable(error):
     return bytes(error.object) if type(error) is UnicodeDecodeError else None
 
 
-def _place_in(path, error, needle):
+def _place_in(path, error, needle, until_s):
     """{line, column, ...} of the error in this file; None where the file does not hold that text."""
     size = os.path.getsize(path)
     if not size and not needle:
@@ -151,21 +156,39 @@ def _place_in(path, error, needle):
     import mmap
 
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        at = data.find(needle)
+        at = _find(data, needle, 0, until_s)
+        if type(error) is UnicodeDecodeError:
+            return _place_of_byte(data, at + error.start) if at >= 0 else None
+        # A short text stands in many files, and in front of longer ones: it must be a whole line, or all of the file.
+        while at >= 0 and not _is_line(data, at, len(needle)):
+            at = _find(data, needle, at + 1, until_s)
         if at < 0:
             return None
-        is_text = type(error) is UnicodeDecodeError
-        place = at + error.start if is_text else at
-        line = _count_lines(data, place) + 1
-        start = data.rfind(b"\n", 0, place) + 1
-        # A short text stands in many files: it must be a whole line, or all of the file.
-        is_whole = at + len(needle) >= size - 2 and start <= at <= 2 and line <= 2
-        is_line = not data[start:at].strip() and data[at + len(needle) : at + len(needle) + 1] in (b"", b"\n", b"\r")
-        if not is_text and not is_whole and not is_line:
-            return None
-        column = place - start + 1 if is_text else error.colno
-        below = 0 if is_text else error.lineno - 1
-        return {"is_proved": True, "line": line + below, "column": column, "is_whole": is_whole and not is_text}
+        above = error.doc[: len(error.doc) - len(error.doc.lstrip())].count("\n")
+        below = min(max(0, error.lineno - 1 - above), needle.count(b"\n"))  # its own line's end is not in the needle
+        is_whole = len(data) <= len(needle) + _MOST_AROUND and not (data[:at] + data[at + len(needle) :]).strip()
+        line = _count_lines(data, at) + 1 + below
+        return {"is_proved": True, "line": line, "column": error.colno, "is_whole": is_whole}
+
+
+def _place_of_byte(data, at):
+    column = at - data.rfind(b"\n", 0, at)
+    return {"is_proved": True, "line": _count_lines(data, at) + 1, "column": column, "is_whole": False}
+
+
+def _is_line(data, at, length):
+    before = data[data.rfind(b"\n", 0, at) + 1 : at]
+    after = data[at + length : at + length + _MOST_AROUND].partition(b"\n")[0]
+    return not before.strip(b"\xef\xbb\xbf \t") and not after.strip()
+
+
+def _find(data, needle, first, until_s):
+    """By parts: a file on a slow disk must not hold up the end of the program."""
+    for start in range(first, len(data), _PART_BYTES):
+        at = data.find(needle, start, start + _PART_BYTES + len(needle))
+        if at >= 0 or time.monotonic() > until_s:
+            return at
+    return -1
 
 
 def _count_lines(data, end):
