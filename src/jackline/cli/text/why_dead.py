@@ -17,6 +17,7 @@ from jackline.cli.text.memory import oom_lines
 from jackline.diagnosis.deaths.collect import dumped_pids, last_output, read_fault_text, tail_lines
 from jackline.diagnosis.deaths.diagnose import diagnose
 from jackline.diagnosis.deaths.evidence import Evidence, Finding
+from jackline.diagnosis.deaths.left.last_words import read_last_words
 from jackline.diagnosis.deaths.report import death_text, evidence_of_death
 from jackline.diagnosis.logs.clues import explain_log
 from jackline.immutable import immutable
@@ -71,7 +72,10 @@ def _with_output(run: RunDir, attempt: AttemptDir, evidence: Evidence) -> Eviden
 
 def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> Evidence:
     """Evidence from the keeper, for a command that ended after its supervisor had exited."""
-    started_at_s = read_start(attempt).started_at_s or 0.0
+    start = read_start(attempt)
+    started_at_s = start.started_at_s or 0.0
+    pid = start.child.pid if start.child is not None else 0
+    is_ours = judge(run).is_ours  # somebody else's run names files of this disk
     ended_at_s = wait.ended_at_s or started_at_s
     return Evidence(
         exit_code=wait.exit_code,
@@ -79,9 +83,8 @@ def _evidence_from_wait(run: RunDir, attempt: AttemptDir, wait: WaitRecord) -> E
         duration_s=max(0.0, ended_at_s - started_at_s),
         ended_at_s=ended_at_s,
         output_tail=tail_lines(attempt.raw_out, _TAIL_LINES) or tail_lines(run.out_log, _TAIL_LINES),
-        fault_text=read_fault_text(
-            attempt.stacks, dumped_pids(attempt.stacks), with_source=judge(run).is_ours
-        ),  # somebody else's run names files of this disk
+        fault_text=read_fault_text(attempt.stacks, dumped_pids(attempt.stacks), with_source=is_ours),
+        last_words=read_last_words(attempt.stacks, pid, wait.exit_code) if is_ours and wait.exit_code else None,
         peak_memory_bytes=wait.max_rss_bytes or 0,
     )
 
