@@ -316,6 +316,14 @@ def test_a_text_that_is_in_no_file_names_none(tmp_path: Path) -> None:
     assert found.hint.startswith("the message counts inside that one text: ")
 
 
+@pytest.mark.parametrize("ask", ["json.loads('')", "b'\\xe9'.decode()"])
+def test_a_few_bytes_prove_no_file_that_was_not_open(ask: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    found = told(end_of(tmp_path, f"import json\nnames = 'empty.json', 'latin.txt'\nfirst, second = names\n{ask}"))
+    assert not {"empty.json", "latin.txt"} & set(re.split(r"[ /:]", " ".join((found.title, *found.detail[1:]))))
+
+
 def test_a_byte_that_is_no_utf_8_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "corpus.txt"
     file.write_bytes(b"a line of text\n" * 3000 + b"caf\xe9\n" + b"more\n" * 9)

@@ -27,6 +27,7 @@ _MOST_FRAMES, _MOST_NAMES, _MOST_FILES = 40, 200, 4
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")  # what they hold is not found in their bytes
 _MOST_BYTES, _PART_BYTES = 512 << 20, 4 << 20
 _PATIENCE_S = 2.0
+_FEW_BYTES = 8
 _MOST_AROUND = 64  # white space, and a mark of the byte order
 _LONGEST_PATH = 4096
 
@@ -39,13 +40,16 @@ def files_of(error, frames):
     for frame, _ in frames[:_MOST_FRAMES]:
         if not frame.f_code.co_filename.startswith(scopes.PACKAGE):
             for path, facts in _named_in(frame):
-                found.setdefault(path, {"path": path, **facts})
+                known = found.setdefault(path, {"path": path, **facts})
+                known.update(facts if facts["is_file"] else {})
         if len(found) >= 4 * _MOST_FILES:
             break
     needle = _unreadable(error)
     if needle is not None:
         until_s = time.monotonic() + _PATIENCE_S
-        places = ((one, _place_in(one["path"], error, needle, until_s)) for one in found.values())
+        places = (
+            (one, _place_in(one["path"], error, needle, until_s)) for one in found.values() if _may_prove(one, needle)
+        )
         proved = [{**one, **place} for one, place in places if place]
         packed = [one for one in found.values() if one["is_file"] and one["path"].endswith(_PACKED)]
         return proved[:1] or packed[:_MOST_FILES]
@@ -144,6 +148,11 @@ def _unreadable(error):
     if type(text) is bytes:
         return text.strip()
     return bytes(error.object) if type(error) is UnicodeDecodeError else None
+
+
+def _may_prove(one, needle):
+    """A few bytes stand in many files, and no bytes in any empty one: then the code must have had it open."""
+    return one["is_file"] or len(needle) >= _FEW_BYTES
 
 
 def _place_in(path, error, needle, until_s):
