@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -217,44 +219,43 @@ def test_leaving_looks_the_same_as_without_us(tmp_path: Path) -> None:
 AS_NOBODY = "import os, pathlib\nos.setegid(65534)\nos.seteuid(65534)\n"
 
 
-def open_to_all(folder: Path) -> None:
-    """pytest's folders are root's alone."""
-    while folder != folder.parent and folder.stat().st_uid == os.geteuid() and folder.parent != Path("/"):
-        folder.chmod(folder.stat().st_mode | 0o755)
-        folder = folder.parent
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that everybody may enter: pytest's are root's alone."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @AS_ROOT
-def test_a_folder_of_another_user_is_named_with_its_owner_and_who_we_were(tmp_path: Path) -> None:
-    open_to_all(tmp_path)
-    (tmp_path / "shared").mkdir(mode=0o755)
-    found = told(end_of(tmp_path, f"{AS_NOBODY}open('{tmp_path}/shared/epoch_0.pt', 'wb')"))
+def test_a_folder_of_another_user_is_named_with_its_owner_and_who_we_were(open_path: Path) -> None:
+    (open_path / "shared").mkdir(mode=0o755)
+    found = told(end_of(open_path, f"{AS_NOBODY}open('{open_path}/shared/epoch_0.pt', 'wb')"))
     assert (found.cause, found.confidence) == ("own_exception", "certain")
     assert found.detail[1].startswith(
-        f"it does not exist yet; its folder {tmp_path}/shared belongs to root (uid 0) with mode 0755; "
+        f"it does not exist yet; its folder {open_path}/shared belongs to root (uid 0) with mode 0755; "
         "the process was nobody (uid 65534)"
     )
     assert found.hint == (
-        f"save to a folder that user nobody may write, or let it in: sudo chown nobody {tmp_path}/shared"
+        f"save to a folder that user nobody may write, or let it in: sudo chown nobody {open_path}/shared"
     )
 
 
 @AS_ROOT
-def test_a_file_that_may_not_be_read_and_a_closed_folder_are_told_apart(tmp_path: Path) -> None:
-    open_to_all(tmp_path)
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    (tmp_path / "secret.yaml").touch(mode=0o600)
-    (tmp_path / "closed").mkdir(mode=0o700)
-    code = f"{AS_NOBODY}pathlib.Path('{tmp_path}/secret.yaml').read_text()"
-    found = told(end_of(tmp_path / "one", code))
+def test_a_file_that_may_not_be_read_and_a_closed_folder_are_told_apart(open_path: Path) -> None:
+    (open_path / "one").mkdir()
+    (open_path / "two").mkdir()
+    (open_path / "secret.yaml").touch(mode=0o600)
+    (open_path / "closed").mkdir(mode=0o700)
+    code = f"{AS_NOBODY}pathlib.Path('{open_path}/secret.yaml').read_text()"
+    found = told(end_of(open_path / "one", code))
     assert found.detail[1] == ("it belongs to root (uid 0) with mode 0600; the process was nobody (uid 65534)"), (
         found.detail
     )
     assert found.hint.startswith("user nobody may not read or write it")
-    code = f"{AS_NOBODY}os.makedirs('{tmp_path}/closed/run/ckpt')"
-    found = told(end_of(tmp_path / "two", code))
-    assert found.detail[1].startswith(f"the folder {tmp_path}/closed belongs to root (uid 0) with mode 0700 and may")
+    code = f"{AS_NOBODY}os.makedirs('{open_path}/closed/run/ckpt')"
+    found = told(end_of(open_path / "two", code))
+    assert found.detail[1].startswith(f"the folder {open_path}/closed belongs to root (uid 0) with mode 0700 and may")
 
 
 def test_a_program_that_is_not_executable_gets_the_command_for_that(tmp_path: Path) -> None:
