@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -499,3 +500,28 @@ def test_the_package_whose_c_code_crashed_is_named_from_the_innermost_frame() ->
     assert found.hint.startswith("the C code is called by faiss: update or pin faiss")
     found = crashed_at('"/w/train.py", line 3 in step', modules="sentencepiece._C, numpy.core.multiarray")
     assert found.hint.startswith("the call at that line enters C code, of one of sentencepiece, numpy: ")
+
+
+def test_a_dying_process_touches_no_file_on_a_mount_of_fuse(tmp_path: Path) -> None:
+    """Its server may be gone, and then every look at a path waits for ever."""
+    folder = tmp_path / "far"
+    folder.mkdir()
+    try:
+        fd = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("this machine has no /dev/fuse, so no mount can be made that hangs")
+    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"stuck", bytes(folder), b"fuse", 0, options) != 0:
+        os.close(fd)
+        pytest.skip("this process may not mount anything")
+    try:
+        (tmp_path / "bad.json").write_text('{"rows": [1, 2, 3, "four and five"')
+        text = f"import json\npath = {str(folder / 'rows.json')!r}\nnear = 'bad.json'\njson.load(open(near))\n"
+        (tmp_path / "dies.py").write_text(text)
+        line = [sys.executable, "-m", "jackline", "run", "--name", "a", "--", sys.executable, "dies.py"]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S)
+        assert done.returncode == 1 and "(dies.py:4), in bad.json" in done.stderr, done.stderr
+    finally:
+        os.close(fd)  # everybody who waits is released
+        libc.umount2(bytes(folder), 2)

@@ -28,6 +28,8 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")  # what they ho
 _MOST_BYTES, _PART_BYTES = 512 << 20, 4 << 20
 _PATIENCE_S = 2.0
 _FEW_BYTES = 8
+_FAR = frozenset("nfs nfs4 cifs smb3 smbfs 9p virtiofs lustre ceph glusterfs afs beegfs gpfs pvfs2 orangefs".split())
+_mounts = None  # folder -> whether it is on a network
 _MOST_AROUND = 64  # white space, and a mark of the byte order
 _LONGEST_PATH = 4096
 
@@ -80,7 +82,7 @@ def _files_in(value, depth):
     kind = type(value)
     if kind in (str, bytes) or kind.__module__.startswith("pathlib"):
         path = _path_of(value)
-        if path and os.path.isfile(path) and not path.endswith((".py", ".pyc")):
+        if path and _is_near_file(path) and not path.endswith((".py", ".pyc")):
             yield os.path.abspath(path), {"is_file": False}
     elif kind in _FILES:
         yield from _file(value)
@@ -101,6 +103,26 @@ def _file_of(kind):
     return str(getattr(module, "__file__", "") or "")
 
 
+def _is_near_file(path):
+    """A disk whose server is gone would hold a process that is about to end, and nobody could start it again. No path
+    on a mount of a network or of FUSE is touched."""
+    path = os.path.abspath(path)
+    if _mounts is None:
+        _read_mounts()
+    nearest = max((mount for mount in _mounts if path.startswith(mount)), key=len, default="/")
+    return not _mounts.get(nearest, False) and os.path.isfile(path)
+
+
+def _read_mounts():
+    global _mounts
+    _mounts = {}
+    with open("/proc/self/mounts") as lines:
+        for line in lines:
+            _, folder, kind = line.split(" ")[:3]
+            folder = folder.encode().decode("unicode_escape").rstrip("/") + "/"
+            _mounts[folder] = kind.startswith("fuse") or kind in _FAR
+
+
 def _path_of(value):
     try:
         path = os.fsdecode(value) if type(value) in (str, bytes) else os.fspath(value)
@@ -113,7 +135,7 @@ def _path_of(value):
 def _file(file):
     try:
         path = os.fsdecode(file.name) if type(file.name) in (str, bytes) else ""
-        if not path or not os.path.isfile(path):
+        if not path or not _is_near_file(path):
             return
         is_open = not file.closed
         at_byte = file.tell() if is_open and type(file) in _WITH_POSITION else None
