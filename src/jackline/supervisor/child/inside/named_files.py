@@ -29,7 +29,7 @@ _MOST_BYTES, _PART_BYTES = 512 << 20, 4 << 20
 _PATIENCE_S = 2.0
 _FEW_BYTES = 8
 _FAR = frozenset("nfs nfs4 cifs smb3 smbfs 9p virtiofs lustre ceph glusterfs afs beegfs gpfs pvfs2 orangefs".split())
-_mounts = None  # folder -> whether it is on a network
+_mounts = {}  # folder -> whether it is on a network
 _MOST_AROUND = 64  # white space, and a mark of the byte order
 _LONGEST_PATH = 4096
 
@@ -107,20 +107,18 @@ def _is_near_file(path):
     """A disk whose server is gone would hold a process that is about to end, and nobody could start it again. No path
     on a mount of a network or of FUSE is touched."""
     path = os.path.abspath(path)
-    if _mounts is None:
-        _read_mounts()
+    if not _mounts:
+        _mounts.update(_read_mounts())
     nearest = max((mount for mount in _mounts if path.startswith(mount)), key=len, default="/")
     return not _mounts.get(nearest, False) and os.path.isfile(path)
 
 
 def _read_mounts():
-    global _mounts
-    _mounts = {}
     with open("/proc/self/mounts") as lines:
         for line in lines:
             _, folder, kind = line.split(" ")[:3]
             folder = folder.encode().decode("unicode_escape").rstrip("/") + "/"
-            _mounts[folder] = kind.startswith("fuse") or kind in _FAR
+            yield folder, kind.startswith("fuse") or kind in _FAR
 
 
 def _path_of(value):
