@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from jackline.supervisor.child.environment import INJECT_FOLDER
 from jackline.supervisor.hang.deadlock import Deadlock, Waiter, find_dead, find_deadlock
 from jackline.supervisor.stacks.inside import parse_report
 from jackline.supervisor.stacks.standing import read_standing
+from tests.deadline import HANGS_S
 from tests.supervisor.deadlocks import ALIVE, CASES, Case
 from tests.supervisor.hanging import Hanging, hanging, wait_until
 
@@ -112,3 +116,41 @@ def test_whoever_could_be_woken_by_somebody_alive_is_alive() -> None:
 def test_a_damaged_answer_proves_nothing(data: bytes) -> None:
     report = parse_report(data, 7)
     assert report is None or report.threads == ()
+
+
+RUNNING = """
+import os, queue, sys, threading, types
+sys.setswitchinterval(1e-5)
+package = types.ModuleType("_jackline_inside")
+package.__path__ = [sys.argv[1]]
+sys.modules["_jackline_inside"] = package
+from _jackline_inside import awaited
+
+class Guard:
+    def __init__(self): self.lock = threading.Lock()
+    def __enter__(self): self.lock.acquire(); return self
+    def __exit__(self, *error): self.lock.release()
+
+def work():
+    lock, again, items = threading.Lock(), threading.RLock(), queue.Queue()
+    while True:
+        with lock, again:
+            with Guard(): rows = [object() for _ in range(3)]
+        with Guard(): items.put(object()); items.get()
+        with open(os.devnull) as file: file.read()
+
+for _ in range(4): threading.Thread(target=work, daemon=True).start()
+held = 0
+for _ in range(1500):
+    stacks = {ident: awaited.list_frames(frame) for ident, frame in awaited.thread_frames().items()}
+    held += sum(len(thread["holds"]) for thread in awaited.list_threads(stacks))
+print("held", held, flush=True)
+os._exit(0)
+"""
+
+
+def test_threads_that_run_while_they_are_looked_at_do_not_crash_the_process() -> None:
+    """What they keep in their frames is gone in the next instant; objects are made of what still stands there."""
+    command = [sys.executable, "-c", RUNNING, str(Path(INJECT_FOLDER).parent / "inside")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S)
+    assert done.returncode == 0 and done.stdout.startswith("held "), (done.returncode, done.stderr)

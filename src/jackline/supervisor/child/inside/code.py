@@ -61,12 +61,13 @@ def read_code(code):
 def entered_blocks(frame):
     """(manager, name, line) of every `with` block the frame is in, the innermost first."""
     code = read_code(frame.f_code)
-    found, offset, seen = [], frame.f_lasti, set()
+    at = frame.f_lasti
+    found, offset, seen = [], at, set()
     while (entry := code.covering(offset)) is not None and entry.target not in seen:
         seen.add(entry.target)
         if code.is_with(entry.target):
             start = code.number_at(code.begin_of(entry.target)) - 1
-            found.append((slots.entered(frame, entry.depth), *_name_before(code, start)))
+            found.append((slots.entered(frame, at, entry.depth), *_name_before(code, start)))
         offset = entry.target
     return found
 
@@ -74,13 +75,14 @@ def entered_blocks(frame):
 def entering(frame):
     """(manager, name) of the `with` statement whose `__enter__` is being called; None when there is none."""
     code = read_code(frame.f_code)
-    number = code.number_at(frame.f_lasti)
+    at = frame.f_lasti
+    number = code.number_at(at)
     current = code.instructions[number] if code.instructions else None
     if current is None or not _is_enter(code, number):
         return None
     after = [entry for entry in code.entries if entry.start > current.offset and code.is_with(entry.target)]
     entry = min(after, key=lambda one: one.start, default=None)
-    manager = slots.entered(frame, entry.depth) if entry else None
+    manager = slots.entered(frame, at, entry.depth) if entry else None
     name, _ = _name_before(code, number)
     if manager is None:
         manager = _value_before(frame, code, number)

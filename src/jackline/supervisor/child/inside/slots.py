@@ -4,6 +4,8 @@
 `frame.f_locals` would create or refresh a dictionary that the user's code may hold (`locals()`), and keep large
 objects alive. So the slots are read from memory. Their place differs between versions of Python; it is found once,
 with a frame of our own whose values are known. Where it is not found, nothing is read.
+The frames of other threads run on whenever Python lets another thread run, so a word that was read may be the address
+of nothing by now. `_take` makes an object of it in the same instant in which it sees that the frame still stands.
 """
 
 import os
@@ -44,8 +46,9 @@ def _find_layout():
 
 def _place():
     if "place" not in _layout:
+        has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()  # without it no instant is one's own
         try:
-            _layout["place"] = _find_layout() if sys.version_info >= (3, 11) else None
+            _layout["place"] = _find_layout() if sys.version_info >= (3, 11) and has_lock else None
         except Exception:
             _layout["place"] = None
     return _layout["place"]
@@ -58,19 +61,38 @@ def slot_names(code):
 
 def _slot(frame, index):
     """The object in one slot; None for an empty one."""
+    return _take(frame, frame.f_lasti, index, None)
+
+
+def _take(frame, at, index, kinds):
+    """The object in a slot, while the frame stands at the instruction `at`; None for an empty slot, one whose object
+    has none of these types, and one that changes meanwhile."""
     place = _place()
-    if place is None:
+    if place is None or _is_watched():
         return None
-    head = _read_words(id(frame) + place[0] * _WORD, 1)
-    words = _read_words(head[0] + (place[1] + index) * _WORD, 1) if head else ()
-    address = words[0] & ~_TAGS if words else 0
-    return _object_at(address) if address else None
-
-
-def _object_at(address):
     import ctypes  # 5 ms, only where a process stands still
 
-    return ctypes.cast(address, ctypes.py_object).value
+    head = (_read_words(id(frame) + place[0] * _WORD, 1) or (0,))[0]
+    where = head + (place[1] + index) * _WORD
+    word = (_read_words(where, 1) or (0,))[0] if head else 0
+    address = word & ~_TAGS
+    # Only what has a type that is expected there becomes an object.
+    if not address or (kinds is not None and (_read_words(address + _WORD, 1) or (0,))[0] not in kinds):
+        return None
+    copy = ctypes.c_size_t(address)
+    found = ctypes.py_object.from_address(ctypes.addressof(copy))
+    data = ctypes.c_size_t.from_address(id(frame) + place[0] * _WORD)
+    slot = ctypes.c_size_t.from_address(where)
+    # One line without a call: Python lets no other thread run before its end. A frame that has ended has its data
+    # elsewhere; one that still stands there keeps what is in its slot.
+    return found.value if frame.f_lasti == at and data.value == head and slot.value == word else None
+
+
+def _is_watched():
+    """A debugger or a measurement of coverage may run code of its own in the middle of a line."""
+    tools = getattr(sys, "monitoring", None)
+    has_tools = tools is not None and any(tools.get_tool(number) is not None for number in range(6))
+    return has_tools or sys.gettrace() is not None or sys.getprofile() is not None
 
 
 def local(frame, name):
@@ -90,24 +112,16 @@ def local(frame, name):
     return value
 
 
-def entered(frame, depth):
-    """The context manager whose `__exit__` is at this depth of the value stack; None where it cannot be read.
+def entered(frame, at, depth):
+    """The context manager whose `__exit__` is at this depth of the value stack, while the frame stands at the
+    instruction `at`; None where it cannot be read.
 
     While a `with` block runs, Python keeps the bound `__exit__` there. During the call of `__enter__` some versions
     keep the manager itself.
     """
-    place = _place()
-    if place is None or depth < 1:
+    if depth < 1:
         return None
-    index = len(slot_names(frame.f_code)) + depth - 1
-    head = _read_words(id(frame) + place[0] * _WORD, 1)
-    words = _read_words(head[0] + (place[1] + index) * _WORD, 1) if head else ()
-    address = words[0] & ~_TAGS if words else 0
-    kind = _read_words(address + _WORD, 1) if address else ()
-    # Only what has a type that we expect there becomes an object: a wrong address would crash the process.
-    if not kind or kind[0] not in _known_types():
-        return None
-    found = _object_at(address)
+    found = _take(frame, at, len(slot_names(frame.f_code)) + depth - 1, _known_types())
     return found.__self__ if isinstance(found, _METHODS) else found
 
 
