@@ -223,8 +223,10 @@ class HangWatch:
             self.stuck = verdict if verdict.kind == "STUCK" else self.stuck
             self._events.emit(event, f"{verdict.kind}: {verdict.text}", verdict=verdict.kind, label=verdict.label)
         elif self._alarm:
-            self._events.emit("verdict", f"it moves again: {verdict.text}", verdict=verdict.kind, label=verdict.label)
             self._alarm = ""
+            if verdict.label != "ZOMBIE":  # it has ended, which is told as an end
+                text = f"it moves again: {verdict.text}"
+                self._events.emit("verdict", text, verdict=verdict.kind, label=verdict.label)
 
     def request_stacks(self, now_s: float, last_output_s: float, pids: Sequence[int]) -> None:
         """Take stacks if they are due."""
