@@ -181,6 +181,12 @@ def test_a_colour_and_the_first_words_say_whether_something_is_wrong(
     assert (found.tone, len(found.text) <= 68) == (tone, True)
 
 
+def test_what_stands_still_has_neither_pace_nor_time_left() -> None:
+    moving = line(session={}, columns=200).text
+    stuck = line({"verdict": {"kind": "STUCK", "for_s": 29}}, session={}, columns=200).text
+    assert "eta " in moving and "/s" in moving and "eta " not in stuck and "/s" not in stuck
+
+
 def test_what_is_at_risk_is_said_only_when_it_is_unusually_much() -> None:
     assert "at risk" not in line(session={}, columns=200).text
     late = {"loss_bounds": {"process_s": 2460.0}, "last_checkpoint": {"at_s": NOW_S - 2460, "step": 1, "path": "x"}}

@@ -527,6 +527,23 @@ print(list(pool.map(outer, range(6))))  # HERE
          ":{THERE}", "all 3 threads of that pool wait for results, while", "tasks wait in its queue for a free one"),
     ),
     Case(
+        "a_child_that_left_early_and_whose_end_is_still_open_here",
+        """
+import multiprocessing, time
+def simulate(connection):
+    connection.send(1)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=simulate, args=(theirs,)); child.start()
+    print(ours.recv())
+    print(ours.recv())  # HERE
+""",
+        ("the main thread waits for data from a local socket", ":{HERE}: nobody is left who could end this wait",
+         "its child, has exited with code 0"),
+        waits="local_socket",
+    ),
+    Case(
         "a_child_that_was_killed",
         """
 import multiprocessing, os, signal

@@ -60,6 +60,12 @@ def reading(pid: int, **more: object) -> ProcessReading:
         ([("an item of a queue that is empty", "")], "thread 'r' has ended with OSError", "mend first"),
         ([("the result of a future", "")], "all 2 threads of that pool wait", "a pool of their own"),
         ([("data from a pipe", "")], "nobody is left", "close the ends that are not used"),
+        (
+            [("data from a local socket", "")],
+            "its child, has exited with code 0",
+            "close the child's end of the pipe",
+        ),
+        ([("task 'a' of its event loop, which awaits a signal (Event)", "")], "nobody is left", "put, set, notify"),
         ([("lock 'a'", "")], "process 8 was forked from process 7 while", "'spawn' instead of 'fork'"),
     ],
 )
@@ -252,3 +258,5 @@ def test_the_advice_about_a_file_lock_is_how_to_find_its_holder() -> None:
     assert advice(Verdict("STUCK", "STUCK_LOCK", 5.0, words, None, 7))[0].startswith(
         "`lsof FILE` or /proc/locks names"
     )
+    words = "the main thread (pid 7) is waiting for file lock '/a/hub.lock', held by process 9 (python x.py)"
+    assert advice(Verdict("STUCK", "STUCK_LOCK", 5.0, words, None, 7))[0].startswith("let the process that holds")

@@ -111,6 +111,19 @@ def test_a_bar_is_read(text: str) -> None:
     assert parse_bar(text) == BARS[text]
 
 
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("[Ep 09/12] batch  20/25 | ce=0.306", (20, 25, 9, 12)),
+        ("ep 2/3: iter 5/100 loss 0.3", (5, 100, 2, 3)),
+        ("step 5/100 loss 0.3", (5, 100, None, None)),
+    ],
+)
+def test_a_short_word_for_an_epoch_counts_around_its_batches(text: str, known: tuple[float, ...]) -> None:
+    found = parse_line(text)
+    assert found is not None and (found.done, found.total, found.epoch, found.epochs) == known
+
+
 @pytest.mark.parametrize("text", LINES)
 def test_a_plain_step_line_is_read(text: str) -> None:
     found = parse_line(text)

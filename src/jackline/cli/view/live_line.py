@@ -86,7 +86,8 @@ def live_line(
     tone = tone_of(state, is_counted=bool(counted))
     if not counted and columns is None:
         return Line(heartbeat_line(state), tone)
-    parts = [*_alarm(state), *counted, *_numbers(state, session), *_pace(progress, now_s)]
+    parts = [*_alarm(state), *counted, *_numbers(state, session)]
+    parts += _pace(progress, now_s) if not state.verdict.is_alarm else []
     parts += _limit(state, progress, now_s)
     if not counted or still_s >= STILL_AFTER_S or state.verdict.is_alarm:
         parts += _activity(state, session, now_s, is_all=not counted)

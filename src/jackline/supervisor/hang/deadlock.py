@@ -93,7 +93,9 @@ def find_deadlock(standing: Standing, leader_pid: int, ran: frozenset[Node] = fr
 def _lost_children(standing: Standing, told: Deadlock) -> list[str]:
     """Processes that have ended badly, and whose parent waits for something else than their end."""
     pids = {member.pid for member in told.members}
-    lost = [one for one in standing.threads if one.ppid in pids and one.ended_by]
+    is_between = any("pipe" in member.waits_for or "socket" in member.waits_for for member in told.members)
+    lost = [one for one in standing.threads if one.ppid in pids and one.ended_by is not None]
+    lost = [one for one in lost if one.ended_by or is_between]
     return [f"process {one.pid}, its child, {_ended(one.ended_by or 0)}" for one in lost[:_MOST_LOST]]
 
 

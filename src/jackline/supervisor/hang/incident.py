@@ -90,12 +90,13 @@ def advice(
     verdict: Verdict, stacks: Sequence[ProcessStack] = (), tree: TreeReading | None = None, native_text: str = ""
 ) -> tuple[str, ...]:
     known = _ADVICE.get(verdict.label, ("look at the innermost of your own lines below: it does not return",))
-    if verdict.deadlock is not None and verdict.label in ("DEADLOCK", "STUCK_LOCK"):
-        return (*_about_deadlock(verdict.deadlock), _ALWAYS)
+    if verdict.deadlock is not None:
+        about = _about_children(stacks, tree.processes if tree else (), native_text)
+        return (*_about_deadlock(verdict.deadlock), *about, _ALWAYS)
     if verdict.label == "STUCK_LOCK" and "file lock" in verdict.text:
-        known = (
-            "`lsof FILE` or /proc/locks names the process that holds that lock: an earlier run that still lives?",
-        )
+        is_known = "held by process" in verdict.text
+        known = ("let the process that holds the lock end, or end it: an earlier run that still lives?",)
+        known = known if is_known else ("`lsof FILE` or /proc/locks names the process that holds that lock",)
     if verdict.label == "STUCK_CHILD":
         known += tuple(_about_children(stacks, tree.processes if tree else (), native_text))
     return (*known, _ALWAYS)
@@ -111,7 +112,11 @@ def steps_in(text: str) -> list[str]:
 def _about_deadlock(found: Deadlock) -> tuple[str, ...]:
     """By what its members wait for."""
     waits = [member.waits_for for member in found.members]
-    if " has ended with " in found.text or " was killed by " in found.text:
+    if any(words in found.text for words in (" has ended with ", " was killed by ", " has exited with code ")):
+        if " has exited with code 0" in found.text:
+            return (
+                "close the child's end of the pipe in its parent after the start: an EOFError then tells its end",
+            )
         return (
             "mend first what has ended: whoever waits for it is never told",
             "a timeout on the wait makes an error of it next time",

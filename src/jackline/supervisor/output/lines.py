@@ -42,6 +42,8 @@ _EPOCH_BATCH = re.compile(r"^\W{0,3}\[\s*(?P<epoch>\d+),\s*(?P<done>\d+)\]\s*\w*
 # Swin: 'Train: [2/300][10/1251]', DINO: 'Epoch: [3/100]  [ 10/1251]'.
 _EPOCHS_BATCHES = re.compile(r"\[\s*(?P<epoch>\d+)/(?P<epochs>\d+)\]\s*\[\s*(?P<done>\d+)/(?P<total>\d+)\]")
 # ESPnet: '2epoch:train:51-100batch: iter_time=0.1'.
+# 'Ep 09/12', an epoch only around the batches of a line: where somebody learns by playing, it is an episode.
+_SHORT_EPOCH = re.compile(r"(?<![\w-])eps?\s*[:=#.]?\s*(?P<done>\d+)\s*/\s*(?P<total>\d+)\b", re.IGNORECASE)
 _EPOCH_RANGE = re.compile(r"(?<!\w)(?P<epoch>\d+)epoch:train:\d+-(?P<done>\d+)batch\b")
 _PAIR = re.compile(r"(?<![\d/])\d+\s*/\s*\d+(?![\d/])")
 _ASIDE = re.compile(r"(?:^\W*|epoch\(|(?<=\])\s*)(test|val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
@@ -118,6 +120,8 @@ def _counted(text: str) -> Progress | None:
     epoch = next((match for match in found if _is_epoch(match["word"])), None)
     finest = next((match for match in found if not _is_epoch(match["word"])), None)
     if finest is not None:
+        short = _SHORT_EPOCH.search(text, 0, finest.start()) if epoch is None else None
+        epoch = short if short is not None and _float(short["done"]) <= _float(short["total"]) else epoch
         done, total, unit = _float(finest["done"]), _float(finest["total"]), _unit(finest["word"])
         outer = _OUTER.search(text, 0, finest.start())
         if outer is not None and epoch is None:
