@@ -9,8 +9,6 @@ missed but not invented. `standing` reads what this module looks at.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -91,21 +89,12 @@ def find_deadlock(standing: Standing, leader_pid: int, ran: frozenset[Node] = fr
 
 
 def _lost_children(standing: Standing, told: Deadlock) -> list[str]:
-    """Processes that have ended badly, and whose parent waits for something else than their end."""
+    """Processes that have ended, badly or at the other end of a pipe, and whose parent waits for something else."""
     pids = {member.pid for member in told.members}
     is_between = any("pipe" in member.waits_for or "socket" in member.waits_for for member in told.members)
     lost = [one for one in standing.threads if one.ppid in pids and one.ended_by is not None]
     lost = [one for one in lost if one.ended_by or is_between]
-    return [f"process {one.pid}, its child, {_ended(one.ended_by or 0)}" for one in lost[:_MOST_LOST]]
-
-
-def _ended(status: int) -> str:
-    """`status` is as waitpid tells it."""
-    if not os.WIFSIGNALED(status):
-        return f"has exited with code {os.waitstatus_to_exitcode(status)}"
-    number = os.WTERMSIG(status)
-    is_named = number in set(signal.Signals)
-    return f"was killed by {signal.Signals(number).name if is_named else f'signal {number}'}"
+    return [f"process {one.pid}, its child, {one.ending}" for one in lost[:_MOST_LOST]]
 
 
 def find_dead(waiters: Mapping[Node, Waiter], nodes: Iterable[Node]) -> frozenset[Node]:

@@ -6,7 +6,9 @@ view of each thread. Does not prove anything (`hang.deadlock`).
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -45,9 +47,16 @@ class StandingThread:
     link: str = ""
     is_python: bool = False
     place: str = ""  # only where the process itself could not be asked
-    ended_by: int | None = (
-        None  # of a process that has ended and that its parent has not noticed: as waitpid tells it
-    )
+    ended_by: int | None = None  # as waitpid tells it, of a process that its parent has not noticed to have ended
+
+    @property
+    def ending(self) -> str:
+        status = self.ended_by or 0
+        if not os.WIFSIGNALED(status):
+            return f"has exited with code {os.waitstatus_to_exitcode(status)}"
+        number = os.WTERMSIG(status)
+        is_named = number in set(signal.Signals)
+        return f"was killed by {signal.Signals(number).name if is_named else f'signal {number}'}"
 
 
 @immutable
