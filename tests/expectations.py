@@ -12,7 +12,7 @@ from tests.zoo import ALARMS, Outcome, Program
 def problems_of(program: Program, outcome: Outcome) -> list[str]:
     """Where what was found out differs from what the program says of itself; empty when all is well."""
     found = list(outcome.problems)
-    for check in (_verdict, _never, _place, _death, _words, _event, _live, _whole):
+    for check in (_verdict, _never, _place, _death, _words, _event, _live, _ending, _whole):
         found += check(program, outcome)
     return found
 
@@ -29,6 +29,13 @@ def _verdict(program: Program, outcome: Outcome) -> Iterator[str]:
         yield f"label {'|'.join(labels)} was never given; seen: {sorted(set(matching))}"
     if matching and set(wanted) <= set(ALARMS) and not outcome.incidents:
         yield "there is no incident file"
+
+
+def _ending(program: Program, outcome: Outcome) -> Iterator[str]:
+    for event in outcome.events:
+        text = str(event.get("text", ""))
+        if text.startswith("it moves again") and event.get("label") in ("ENDED", "ZOMBIE"):
+            yield f"its end was told as movement: {text}"
 
 
 def _never(program: Program, outcome: Outcome) -> Iterator[str]:

@@ -27,11 +27,11 @@ from jackline.checkpoint.mirror.fetch import bring_newer, fetch_newest, fetch_ru
 from jackline.checkpoint.mirror.process import MirrorProcess
 from jackline.checkpoint.mirror.progress import LossBounds, MirrorWatch, UploadWait, machine_loss, read_left
 from jackline.checkpoint.mirror.store import FolderStore, FsspecStore, Moved, StoreTrouble, open_store, read_checksum
-from jackline.checkpoint.mirror.stories import fetch_story
+from jackline.checkpoint.mirror.stories import Copies, fetch_story
 from jackline.checkpoint.mirror.upload import OwnCheckpoints, own_mirror
 from jackline.checkpoint.place import away_from, choose_place
 from jackline.checkpoint.writer.lock import read_holder
-from jackline.errors import CannotResume, UsageError
+from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.rundir.layout import RunDir
 from jackline.rundir.process_id import ProcessId
 from jackline.rundir.records.mirror import MirrorRecord, UploadingRecord
@@ -352,6 +352,9 @@ def test_what_a_client_raises_is_an_error_of_the_mirror_in_words(tmp_path: Path)
         with pytest.raises(StoreTrouble, match=r"^LookupError: no credentials for https://") as raised:
             call()
         assert raised.value.place == "refusing://bucket/x" and "hidden" not in str(raised.value)
+    with pytest.raises(JacklineError, match="mirror refusing://bucket/x cannot be read: LookupError") as told:
+        Copies("refusing://bucket/x").renew()
+    assert told.value.hint == StoreTrouble.hint and "hidden" not in str(told.value)
     with pytest.raises(StoreTrouble, match="ConnectionRefusedError"):
         open_store("ftp://127.0.0.1:1/x")
 

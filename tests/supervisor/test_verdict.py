@@ -188,7 +188,8 @@ def test_a_loop_of_chosen_sleeps_looks_for_something_outside_that_comes_when_it_
     verdicts = play(world, 1300, step=step)
     kinds = [verdict.kind for verdict in verdicts]
     assert first_s - 20 <= kinds.index("SUSPECT") <= first_s and ("STUCK" in kinds) == is_stuck
-    assert " for 1 min it has only woken up to sleep again; if nothing changes, SUSPECT in " in verdicts[60].text
+    told = "; the main thread has only woken up to sleep again for 1 min; if nothing changes, SUSPECT in "
+    assert told in verdicts[60].text
     suspect = verdicts[kinds.index("SUSPECT")]
     assert suspect.text.startswith("the main thread has only woken up to sleep again for ")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jackline.checkpoint.mirror.bundle import MAX_BUNDLE_BYTES, check_whole, unpack_run
-from jackline.checkpoint.mirror.store import Store, open_store, read_small
+from jackline.checkpoint.mirror.store import Store, StoreTrouble, open_store, read_small
 from jackline.errors import CannotResume, JacklineError, UsageError
 from jackline.rundir.access.secrets import without_secrets
 from jackline.rundir.access.writing import open_own, private_folder
@@ -181,7 +181,8 @@ class Copies:
         if isinstance(problem, JacklineError):
             return problem
         why = without_secrets(str(problem)[:200]) or type(problem).__name__
-        return JacklineError(f"the mirror {without_secrets(self.place)} cannot be read: {why}")
+        hint = problem.hint if isinstance(problem, StoreTrouble) else None
+        return JacklineError(f"the mirror {without_secrets(self.place)} cannot be read: {why}", hint=hint)
 
 
 def _replace_all(source: Path, target: Path) -> None:

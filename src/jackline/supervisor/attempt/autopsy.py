@@ -230,16 +230,16 @@ def _last_words(watch: AttemptWatch, ending: Ending, tail: Sequence[str]) -> dic
     """What its processes left in the folder of stacks, and what that names."""
     stacks, written = watch.command.attempt.stacks, watch.written
     fault = read_fault_text(stacks, dumped_pids(stacks))
-    words = read_last_words(stacks, watch.command.child.pid, ending.exit_code) if ending.exit_code else None
-    if words is None and ending.exit_code and fatal_chain(tail) is None:
-        words = find_raise(shlex.split(written.command), written.cwd, ending.exit_code)
-    rights = within(_PATIENCE_S, lambda: measure_rights(tail, words, written.cwd)) if ending.exit_code else None
-    return {
-        "fault_text": fault,
-        "last_words": words,
-        "rights": rights,
-        "bindings": find_bindings(fault_place(fault)) if fault else (),
-    }
+    code, pid = ending.exit_code, watch.command.child.pid
+    words = rights = None
+    if code:
+        words = within(_PATIENCE_S, lambda: read_last_words(stacks, pid, code))
+        if words is None and fatal_chain(tail) is None:
+            argv = shlex.split(written.command)
+            words = within(_PATIENCE_S, lambda: find_raise(argv, written.cwd, code))
+        rights = within(_PATIENCE_S, lambda: measure_rights(tail, words, written.cwd))
+    bindings = within(_PATIENCE_S, lambda: find_bindings(fault_place(fault))) if fault else ()
+    return {"fault_text": fault, "last_words": words, "rights": rights, "bindings": bindings or ()}
 
 
 def is_incomplete(progress: ProgressRecord) -> bool | None:

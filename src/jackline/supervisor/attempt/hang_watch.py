@@ -224,7 +224,7 @@ class HangWatch:
             self._events.emit(event, f"{verdict.kind}: {verdict.text}", verdict=verdict.kind, label=verdict.label)
         elif self._alarm:
             self._alarm = ""
-            if verdict.label != "ZOMBIE":  # it has ended, which is told as an end
+            if verdict.label not in ("ENDED", "ZOMBIE"):  # that is told as an end
                 text = f"it moves again: {verdict.text}"
                 self._events.emit("verdict", text, verdict=verdict.kind, label=verdict.label)
 

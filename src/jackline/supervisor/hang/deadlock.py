@@ -257,8 +257,7 @@ class _Tree:
             held = wait.held_at or Hold(wait.lock)
             return Waiter(node, who, wait.what, place, frozenset({(pid, wait.owner)}), owner_holds=held)
         if wait.lost_owner:
-            name = f" '{wait.lost_owner}'" if wait.lost_owner != "?" else ""
-            remark = f"the thread{name} that took {wait.what} has ended without giving it back"
+            remark = f"the thread '{wait.lost_owner}' that took {wait.what} has ended without giving it back"
             return Waiter(node, who, wait.what, place, frozenset(), remark=remark)
         unknown = f"{_UNKNOWN_HOLDER}{wait.what} is not known, but every thread that could release it waits too"
         remark = _fork_remark(report) or (unknown if others else "")

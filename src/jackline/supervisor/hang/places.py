@@ -16,9 +16,10 @@ _MOST_TASKS = 4
 _JUST_S = 5.0  # a worker that ended so long before its parent began to wait may be the reason
 
 
-def is_only_napping(scene: Scene) -> bool:
-    """Whether the main thread is in a loop of sleeps, and not one of a library that tries a lock."""
-    return naps(scene.leader, scene.now_s) and not looks_for_file_lock(scene.leader.stack)
+def stillness(scene: Scene, words: str) -> str:
+    """`words`, or what is true of a main thread in a loop of sleeps; one that tries a lock has words of its own."""
+    is_only_napping = naps(scene.leader, scene.now_s) and not looks_for_file_lock(scene.leader.stack)
+    return "the main thread has only woken up to sleep again" if is_only_napping else words
 
 
 def progress_label(scene: Scene) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import math
 from jackline.diagnosis.doing import describe_wait
 from jackline.machine.readings import other_end_of
 from jackline.supervisor.hang.movement import stands_since_s
-from jackline.supervisor.hang.places import is_only_napping, positions, progress_label, still_moving, waiting_label
+from jackline.supervisor.hang.places import positions, progress_label, still_moving, stillness, waiting_label
 from jackline.supervisor.hang.ranks import collective
 from jackline.supervisor.hang.scene import (
     WORKER_WAITS,
@@ -205,7 +205,7 @@ def stuck(scene: Scene) -> Verdict | None:
         return None
     if scene.leader.keyboard_since_s is not None:
         return _asking(scene, scene.leader, scene.state.progress_at_s)
-    text = f"nothing has moved for {format_duration(quiet_s)}: {positions(scene)}"
+    text = f"{stillness(scene, 'nothing has moved')} for {format_duration(quiet_s)}: {positions(scene)}"
     return Verdict(
         "STUCK", stuck_label(scene), scene.state.progress_at_s, text, frame_of(scene.leader), process_at_fault(scene)
     )
@@ -262,9 +262,8 @@ def suspect(scene: Scene) -> Verdict | None:
         return None
     is_sleep = is_main_asleep(scene) and not live(scene.workers) and not awaits_ranks(scene.leader)
     label = "SLEEPING" if is_sleep else stuck_label(scene)
-    stands = "no main thread has moved"
-    stands = "the main thread has only woken up to sleep again" if is_only_napping(scene) else stands
-    text = f"{stands} for {format_duration(quiet_s)}{still_moving(scene)}: {positions(scene)}"
+    stands = f"{stillness(scene, 'no main thread has moved')} for {format_duration(quiet_s)}"
+    text = f"{stands}{still_moving(scene)}: {positions(scene)}"
     return Verdict("SUSPECT", label, scene.state.moved_at_s, text, frame_of(scene.leader), process_at_fault(scene))
 
 
@@ -321,9 +320,7 @@ def waiting(scene: Scene) -> Verdict | None:
     since_s = state.moved_at_s if is_main_only else state.progress_at_s
     place = place_text(frame_of(scene.leader))
     what = "the main thread has not moved" if is_main_only else "nothing has moved"
-    still = f"{what} for {format_duration(scene.now_s - since_s)}"
-    if is_only_napping(scene):
-        still = f"for {format_duration(scene.now_s - since_s)} it has only woken up to sleep again"
+    still = f"{stillness(scene, what)} for {format_duration(scene.now_s - since_s)}"
     text = f"{words}{f' at {place}' if place else ''}; {still}"
     if asleep := None if awaits_ranks(scene.leader) else main_sleep(scene):
         text += f"; that ends by itself in {format_duration(max(0.0, asleep.ends_at_s - scene.now_s))}"

@@ -44,7 +44,7 @@ class Hold:
 class ThreadWait:
     """`kind` is lock, semaphore, join, exit, threads, idle or file_lock. `owner` and `target` are threads of the same
     process; `held_at` is the line at which the owner took the lock; one of `paths` is the file that is locked;
-    `lost_owner` is the name of an owner that has ended ('?': unknown)."""
+    `lost_owner` is the name of an owner that has ended."""
 
     kind: str
     what: str = ""

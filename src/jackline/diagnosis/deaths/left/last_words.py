@@ -1,8 +1,8 @@
 """What an ended process left behind beside its output, and what its last error speaks of, measured at once.
 
 Owns reading the note that a process leaves (supervisor/child/inside/last_words), finding the only `raise SystemExit`
-of a script, who may use a path that was refused, and which ways into C a crashed file imports. `particulars` and
-`native` draw the conclusions.
+of a script, who may use a path that was refused, and which ways into C a crashed file imports. Each of these reads
+files that may lie on a disk that hangs: the caller limits the time. `particulars` draws the conclusions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _REFUSED = re.compile(
     r"(?:\[Errno (?:1|13|30)\]|Permission denied|Operation not permitted|Read-only file system)"
     r".{0,80}?: (?:b?'([^']+)'|(/\S+))"
 )
-_NO_PATH = re.compile(r"'([^']+)'")
 _BINDINGS = re.compile(r"^\s*(?:import|from)\s+(ctypes|cffi)\b", re.MULTILINE)
 
 
@@ -39,7 +38,7 @@ def read_last_words(stacks: Path, pid: int, code: int | None) -> LastWords | Non
     the rank that failed first; of a shell, that of its last program. Each ended with the same code."""
     found = (_note_in(path) for path in stacks.glob("fh.*"))
     notes = [note for note in found if note is not None and note.get("code") == code]
-    own = next((note for note in notes if _pid_of(note) == pid), None)
+    own = next((note for note in notes if note["pid"] == pid), None)
     others = sorted((note for note in notes if note is not own and _is_told(note)), key=_time_of)
     is_launcher = own is not None and own.get("raised") and not _is_told(own)
     if own is None or (is_launcher and others):
@@ -50,10 +49,6 @@ def read_last_words(stacks: Path, pid: int, code: int | None) -> LastWords | Non
 
 def _time_of(note: dict[str, Any]) -> float:
     return number(note.get("at_s")) or 0.0
-
-
-def _pid_of(note: dict[str, Any]) -> Any:
-    return note.get("pid")
 
 
 def _is_told(note: dict[str, Any]) -> bool:

@@ -335,7 +335,7 @@ def _find_owner(waits, stacks, held):
     """Fill in who owns the awaited lock: by `with`, else by `acquire` without `release` above the current line."""
     wanted, known = waits["lock"], waits.get("owner")
     if known is not None and known not in stacks:
-        waits["lost_owner"] = _name_of_ended(known)
+        waits["lost_owner"] = _name_of_ended(known)  # None: it may live where no frame of it is seen
     owners = held.get(wanted, [])
     if not owners:
         owners = [(ident, hold) for ident, frames in stacks.items() for hold in _acquired(frames, wanted)]
@@ -345,12 +345,14 @@ def _find_owner(waits, stacks, held):
 
 
 def _name_of_ended(ident):
-    """The name of a thread that has ended, if somebody still has its object."""
-    kind = getattr(sys.modules.get("threading"), "Thread", None)
-    objects = gc.get_objects() if kind is not None else []
-    threads = [one for one in objects if issubclass(type(one), kind)]
+    """The name of a thread that is known to have ended, because somebody still has its object; else None. A thread
+    that a library has made, and one behind the 256 that are looked at, may live."""
+    threading = sys.modules.get("threading")
+    if threading is None or ident in threading._active or ident in thread_frames():
+        return None
+    threads = [one for one in gc.get_objects() if issubclass(type(one), threading.Thread)]
     names = [codes.plain_attribute(one, "_name") for one in threads if codes.plain_attribute(one, "_ident") == ident]
-    return str(names[0]) if len(names) == 1 else "?"
+    return str(names[0]) if len(names) == 1 else None
 
 
 def _acquired(frames, wanted):
